@@ -1,0 +1,49 @@
+"""One typed wrapper round numba: the cache is keyed by the sources of all kernels, and Python stays reachable.
+
+numba's own cache looks only at the file of the cached function, so a changed helper in another file would go unnoticed
+and give wrong numbers (numba 0.68, tried 2026-11-30). The folder here is named by the hash of every kernel source.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_PACKAGE = Path(__file__).resolve().parent.parent
+_KERNEL_PACKAGES = ("core", "topology", "comm", "compute", "interference", "timeline")
+
+
+def kernel_cache_folder() -> Path:
+    """The folder of compiled kernels for these sources; private and writable, made if needed."""
+    digest = hashlib.sha256()
+    for package in _KERNEL_PACKAGES:
+        for path in sorted((_PACKAGE / package).glob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    name = f"numba-{digest.hexdigest()[:12]}"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    for folder in (Path(base, "echo-explore", name), Path(tempfile.gettempdir(), f"echo-explore-{os.getuid()}", name)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
+                return folder
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix="echo-explore-numba-"))
+
+
+def jit(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` compiled by numba at first call and cached on disk; `python_of` gives the original back."""
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache_folder()))
+    import numba
+
+    numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+    return cast("Callable[P, R]", numba.njit(cache=True)(function))
+
+
+def python_of(function: Callable[P, R]) -> Callable[P, R]:
+    """The Python function behind a `jit` one: the oracle in tests."""
+    return cast("Callable[P, R]", getattr(function, "py_func", function))

@@ -1,0 +1,29 @@
+"""Execution graphs as column arrays, traces made of pieces, and passes over them."""
+
+from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces, forward_graph
+from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate
+from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
+from echo_explore.graph.timed import TimedGraph
+from echo_explore.graph.trace import Parameter, Piece, Trace
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Axis",
+    "ChunkShape",
+    "Collective",
+    "DType",
+    "ExecutionGraph",
+    "OpClass",
+    "OpKind",
+    "OpRow",
+    "Parameter",
+    "Phase",
+    "Piece",
+    "TimedGraph",
+    "Trace",
+    "backward_graph",
+    "build_graph",
+    "chunk_pieces",
+    "concatenate",
+    "forward_graph",
+]

@@ -1,0 +1,88 @@
+"""A traced program: the pieces from which every stage of every layout with the same trace key is composed.
+
+A piece is a run of ops that repeats: the forward or backward of the embedding, of one transformer layer, of the head
+(final norm, logits, loss). Layers that differ (dense, mixture of experts) are layer kinds. Gradient synchronisation,
+pipeline transfers and the optimizer are not pieces: they follow from the parameters, the layout and the schedule.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+from echo_explore.graph.execution_graph import ExecutionGraph
+
+PieceName = str
+"""`embedding`, `head`, or `layer.<kind>`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter tensor as this rank holds it, in the order of the module tree.
+
+    Attributes:
+        name: path inside its piece, e.g. `self_attention.linear_qkv.weight`.
+        num_elements: elements on this rank.
+        tensor_sharded: split over the tensor-parallel group (else every rank of it holds a copy).
+        sequence_parallel: replicated, and its gradient is summed over the tensor-parallel group.
+        expert: belongs to experts, so replicated over the expert-data group only.
+    """
+
+    name: str
+    num_elements: int
+    tensor_sharded: bool
+    sequence_parallel: bool = False
+    expert: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """One piece: its graphs, its parameters, and what it needs in memory for one micro-batch on this rank.
+
+    Attributes:
+        forward: ops of the forward.
+        backward: ops of the backward, recomputation included.
+        parameters: in module order.
+        saved_bytes: activation bytes that stay from the end of the forward to the start of its backward.
+        forward_peak_bytes: most activation bytes alive during the forward above what was alive at its start.
+        backward_peak_bytes: most bytes alive during the backward above what was alive at its start (saved activations
+            of this piece are alive at its start).
+    """
+
+    forward: ExecutionGraph
+    backward: ExecutionGraph
+    parameters: tuple[Parameter, ...]
+    saved_bytes: float
+    forward_peak_bytes: float
+    backward_peak_bytes: float
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameter elements on this rank."""
+        return sum(p.num_elements for p in self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """All pieces under one trace key, and the facts of the trace.
+
+    Attributes:
+        key: content hash of `request`.
+        request: what was traced (canonical JSON value): model dimensions, tp, sp, cp, ep, micro-batch, sequence,
+            precision, attention, recompute, fusion, framework and versions.
+        pieces: by name.
+        layer_kinds: the kind of every layer of the model, in order: piece `layer.<kind>`.
+        boundary_bytes: bytes of the activation that a stage sends to the next for one micro-batch, on this rank.
+        oracles: host syncs and data-dependent values met, with the values that were assumed.
+        facts: versions, seconds the trace took, number of layers compared for equality.
+    """
+
+    key: str
+    request: Mapping[str, Any]
+    pieces: Mapping[PieceName, Piece]
+    layer_kinds: tuple[str, ...]
+    boundary_bytes: float
+    oracles: tuple[Mapping[str, Any], ...] = ()
+    facts: Mapping[str, Any]
+
+

@@ -1,0 +1,46 @@
+"""The parts that a Simulator is made of. Each is a Protocol, so that it can be replaced and tested by itself."""
+
+from typing import Protocol
+
+from echo_explore.comm.request import CollectiveRequest, CollectiveTime
+from echo_explore.graph import ExecutionGraph, Trace
+from echo_explore.compute.times import KernelTimes
+from echo_explore.specs import ClusterSpec, DeviceSpec, StackProfile
+from echo_explore.tracing.request import TraceRequest
+
+
+class Tracer(Protocol):
+    """Gives the trace of a request, from its cache or by running the framework."""
+
+    def trace(self, request: TraceRequest) -> Trace:
+        """The trace; the caller never imports torch."""
+
+
+class ComputeModel(Protocol):
+    """Prices kernels."""
+
+    @property
+    def reference(self) -> str:
+        """Where its formulas and coefficients come from."""
+
+    @property
+    def version(self) -> int:
+        """Raised with every change of a price."""
+
+    def kernel_times(self, graph: ExecutionGraph, device: DeviceSpec, stack: StackProfile) -> KernelTimes:
+        """Seconds of every compute row alone; 0 for other rows."""
+
+
+class CollectiveModel(Protocol):
+    """Prices collectives and transfers."""
+
+    @property
+    def reference(self) -> str:
+        """Where its formulas and coefficients come from."""
+
+    @property
+    def version(self) -> int:
+        """Raised with every change of a price."""
+
+    def collective_time(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectiveTime:
+        """Seconds of one collective alone; 0 for one rank."""

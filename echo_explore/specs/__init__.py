@@ -1,0 +1,36 @@
+"""What users write: models, clusters, layouts, recipes, stacks, search spaces; and candidates made of them."""
+
+from echo_explore.specs.candidate import Candidate, make_candidate
+from echo_explore.specs.cluster import ClusterSpec, DeviceSpec, FabricSpec, NodeSpec
+from echo_explore.specs.layout import ParallelConfig, fill_data_parallel, parse_layout
+from echo_explore.specs.legality import check_legal
+from echo_explore.specs.load import load_cluster, load_model, load_space, load_stack, locate
+from echo_explore.specs.model import MlaSpec, ModelSpec, MoeSpec
+from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.space import SearchSpace
+from echo_explore.specs.split import layers_of_chunks
+
+__all__ = [
+    "Candidate",
+    "ClusterSpec",
+    "DeviceSpec",
+    "FabricSpec",
+    "MlaSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "NodeSpec",
+    "ParallelConfig",
+    "SearchSpace",
+    "StackProfile",
+    "TrainingRecipe",
+    "check_legal",
+    "fill_data_parallel",
+    "layers_of_chunks",
+    "load_cluster",
+    "load_model",
+    "load_space",
+    "load_stack",
+    "locate",
+    "make_candidate",
+    "parse_layout",
+]

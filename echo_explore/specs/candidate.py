@@ -1,0 +1,86 @@
+"""A candidate: everything that one prediction depends on, checked against each other."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from echo_explore.core import PlacementError, SpecError
+from echo_explore.core.hashing import content_hash
+from echo_explore.specs.cluster import ClusterSpec
+from echo_explore.specs.layout import ParallelConfig, fill_data_parallel
+from echo_explore.specs.legality import check_legal
+from echo_explore.specs.model import ModelSpec
+from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.split import layers_of_chunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A model, a cluster, a layout, a recipe and a stack that are legal together; built by `make_candidate`.
+
+    Attributes:
+        layout: with data_parallel known.
+        recipe: with every field resolved.
+        chunk_layers: layers of each chunk in model order, pp * vpp entries; chunk c lies on stage c mod pp.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    layout: ParallelConfig
+    recipe: TrainingRecipe
+    stack: StackProfile
+    chunk_layers: tuple[int, ...]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the job."""
+        return self.layout.num_gpus
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that one replica runs in a step."""
+        return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.layout.data_parallel)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all replicas train on in a step."""
+        return self.recipe.global_batch_size * self.recipe.sequence_length
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash of everything in it."""
+        parts = (self.model, self.cluster, self.layout, self.recipe, self.stack)
+        return content_hash([*(p.model_dump(mode="json") for p in parts), list(self.chunk_layers)])
+
+
+def make_candidate(
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    layout: ParallelConfig,
+    recipe: TrainingRecipe,
+    stack: StackProfile,
+    num_gpus: int | None = None,
+) -> Candidate:
+    """A legal candidate with data_parallel, recipe defaults and layer split filled in.
+
+    Raises:
+        SpecError, PlacementError: the first rule that is broken; see `check_legal`.
+    """
+    layout = fill_data_parallel(layout, num_gpus)
+    if layout.num_gpus > cluster.max_gpus:
+        raise PlacementError(
+            "num_gpus", layout.num_gpus, f"{cluster.name} has max_nodes * gpus = {cluster.max_gpus}", "use fewer or raise max_nodes"
+        )
+    if recipe.precision != "fp32" and recipe.precision not in cluster.device.peak_flop_per_s:
+        have = ", ".join(cluster.device.peak_flop_per_s)
+        raise SpecError("precision", recipe.precision, f"{cluster.device.name} has no such rate", f"use one of {have}")
+    recipe = stack.resolve(recipe)
+    check_legal(model, layout, recipe)
+    return Candidate(
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        recipe=recipe,
+        stack=stack,
+        chunk_layers=layers_of_chunks(model, layout, stack.layer_split_rule),
+    )

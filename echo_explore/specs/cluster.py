@@ -1,0 +1,129 @@
+"""What a cluster is: device, node, fabric, how many nodes, price."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from echo_explore.core import SpecError, parse_quantity
+from echo_explore.specs.base import Bytes, BytesPerSecond, Hertz, Seconds, StrictModel, UsdPerHour, Watts
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+
+
+def _peak_table(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    return {k: parse_quantity(v, unit="flop_per_s", field=f"device.peak.{k}") for k, v in value.items()}
+
+
+class DeviceSpec(StrictModel):
+    """One GPU.
+
+    Attributes:
+        calibration: name of the device whose measured coefficients apply (its own, or the nearest measured one).
+        peak_flop_per_s: dense matrix rates by precision, without sparsity.
+        clock_hz: boost clock at which those rates hold.
+        memory_bytes: capacity as nvidia-smi shows it (usable bytes before the CUDA context).
+    """
+
+    name: str
+    calibration: str
+    architecture: Literal["volta", "ampere", "hopper", "blackwell", "ada", "cdna3", "cdna4"]
+    num_sms: int = Field(ge=1)
+    clock_hz: Hertz = Field(alias="clock")
+    memory_bytes: Bytes = Field(alias="memory")
+    memory_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="memory_bandwidth")
+    l2_cache_bytes: Bytes = Field(alias="l2_cache")
+    power_w: Watts = Field(alias="power")
+    peak_flop_per_s: Annotated[dict[str, float], BeforeValidator(_peak_table)] = Field(alias="peak")
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        known = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+        for precision, rate in self.peak_flop_per_s.items():
+            if precision not in known:
+                raise SpecError(f"device.peak.{precision}", rate, "is not a precision", f"use one of {', '.join(known)}")
+            if rate <= 0:
+                raise SpecError(f"device.peak.{precision}", rate, "must be positive", "leave the line out if unsupported")
+        for field in ("clock_hz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_cache_bytes", "power_w"):
+            if getattr(self, field) <= 0:
+                raise SpecError(f"device.{field}", getattr(self, field), "must be positive", "correct the value")
+        return self
+
+
+class NodeSpec(StrictModel):
+    """One host and the scale-up links between its GPUs; bandwidths are per GPU and direction.
+
+    Attributes:
+        num_gpus: GPUs in one host.
+        scale_up_gpus: GPUs that the scale-up links join (72 in an NVL72 rack); default num_gpus.
+        link: kind of scale-up link.
+        link_bandwidth_bytes_per_s: into the scale-up switch (or over all direct links), one direction.
+        link_latency_s: one hop between two GPUs of the domain, as NCCL sees it.
+        in_network_reduction: the scale-up switch can reduce (NVLS).
+        num_nics: network cards used for training traffic.
+        nic_bandwidth_bytes_per_s: of one card, one direction.
+        pcie_bandwidth_bytes_per_s: of one GPU to its host or card, one direction.
+    """
+
+    num_gpus: int = Field(alias="gpus", ge=1)
+    scale_up_gpus: int = Field(default=0, ge=0)
+    link: Literal["nvlink", "nvswitch", "infinity-fabric", "pcie"]
+    link_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="link_bandwidth")
+    link_latency_s: Seconds = Field(alias="link_latency")
+    in_network_reduction: bool = False
+    num_nics: int = Field(alias="nics", ge=0)
+    nic_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="nic_bandwidth")
+    pcie_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="pcie_bandwidth")
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs in one scale-up domain."""
+        return self.scale_up_gpus or self.num_gpus
+
+    @property
+    def network_bandwidth_bytes_per_s(self) -> float:
+        """All cards of one host together, one direction."""
+        return self.num_nics * self.nic_bandwidth_bytes_per_s
+
+
+class FabricSpec(StrictModel):
+    """The network between hosts.
+
+    Attributes:
+        latency_s: one message between two hosts, card to card, as NCCL sees it.
+        oversubscription: host bandwidth over bandwidth above the leaf switches; 1 is non-blocking.
+        nodes_per_leaf: hosts under one leaf switch (or rail group).
+        in_network_reduction: switches can reduce (SHARP) and the stack uses it.
+    """
+
+    kind: Literal["infiniband", "roce", "ethernet", "efa", "none"]
+    topology: Literal["fat-tree", "rail-optimised", "single-switch", "none"] = "rail-optimised"
+    latency_s: Seconds = Field(alias="latency")
+    oversubscription: float = Field(default=1.0, ge=1.0)
+    nodes_per_leaf: int = Field(default=32, ge=1)
+    in_network_reduction: bool = False
+
+
+class PriceSpec(StrictModel):
+    """What an hour of one GPU costs."""
+
+    gpu_hour_usd: UsdPerHour = Field(alias="gpu_hour")
+
+
+class ClusterSpec(StrictModel):
+    """A cluster of equal hosts; a job takes a part of it."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    description: str = ""
+    max_nodes: int = Field(ge=1)
+    device: DeviceSpec
+    node: NodeSpec
+    fabric: FabricSpec
+    price: PriceSpec | None = None
+
+    @property
+    def max_gpus(self) -> int:
+        """GPUs in the whole cluster."""
+        return self.max_nodes * self.node.num_gpus

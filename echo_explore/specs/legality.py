@@ -1,0 +1,72 @@
+"""Which layouts a framework accepts. Legal = what megatron-core's config, model building and schedule accept."""
+
+from echo_explore.core import PlacementError, SpecError
+from echo_explore.specs.layout import ParallelConfig
+from echo_explore.specs.model import ModelSpec
+from echo_explore.specs.recipe import TrainingRecipe
+
+
+def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe) -> None:
+    """Refuse what the framework would refuse; the split of layers is checked by `layers_of_chunks`.
+
+    Raises:
+        PlacementError: a degree does not divide what it splits.
+        SpecError: the batch or the sequence does not fit the layout.
+    """
+    tensor, context = layout.tensor_parallel, layout.context_parallel
+    heads, groups = model.num_attention_heads, model.num_key_value_heads
+    if heads % tensor:
+        raise PlacementError("layout.tp", tensor, f"must divide num_attention_heads = {heads}", f"use {_divisors(heads, 64)}")
+    if groups % tensor and tensor % groups:
+        raise PlacementError("layout.tp", tensor, f"must divide num_key_value_heads = {groups} or be a multiple", "change tp")
+    if model.ffn_hidden_size % tensor:
+        raise PlacementError("layout.tp", tensor, f"must divide ffn_hidden_size = {model.ffn_hidden_size}", "change tp")
+    if layout.sequence_parallel and (recipe.sequence_length // context) % tensor:
+        raise PlacementError("layout.sp", 1, f"sequence_length / cp must be divisible by tp = {tensor}", "use sp=0 or change tp")
+    if context > 1 and recipe.sequence_length % (2 * context):
+        raise PlacementError("layout.cp", context, f"sequence_length must be divisible by 2*cp = {2 * context}", "change cp")
+    if model.position_embedding == "learned" and recipe.sequence_length > model.max_sequence_length:
+        raise SpecError(
+            "sequence_length", recipe.sequence_length, f"{model.name} has {model.max_sequence_length} learned positions",
+            f"use at most {model.max_sequence_length}",
+        )  # fmt: skip
+    _check_experts(model, layout)
+    _check_batch(layout, recipe)
+
+
+def _check_experts(model: ModelSpec, layout: ParallelConfig) -> None:
+    expert = layout.expert_parallel
+    if expert == 1:
+        return
+    if model.moe is None:
+        raise PlacementError("layout.ep", expert, f"{model.name} has no experts", "leave ep out")
+    if model.moe.num_experts % expert:
+        raise PlacementError("layout.ep", expert, f"must divide num_experts = {model.moe.num_experts}", "change ep")
+    spread = layout.data_parallel * layout.context_parallel * layout.tensor_parallel
+    if spread % expert:
+        raise PlacementError("layout.ep", expert, f"must divide tp*cp*dp = {spread}", "change ep or dp")
+
+
+def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
+    unit = recipe.micro_batch_size * layout.data_parallel
+    if recipe.global_batch_size % unit:
+        near = max(1, recipe.global_batch_size // unit) * unit
+        raise SpecError(
+            "global_batch_size", recipe.global_batch_size,
+            f"must be divisible by micro_batch_size * dp = {recipe.micro_batch_size} * {layout.data_parallel} = {unit}",
+            f"use for example {near}",
+        )  # fmt: skip
+    num_micro_batches = recipe.global_batch_size // unit
+    if layout.virtual_pipeline > 1 and num_micro_batches % layout.pipeline_parallel:
+        raise PlacementError(
+            "layout.vpp", layout.virtual_pipeline,
+            f"the interleaved schedule needs micro-batches ({num_micro_batches}) in multiples of pp = {layout.pipeline_parallel}",
+            "change vpp, pp, micro_batch_size or global_batch_size",
+        )  # fmt: skip
+    wanted = "no-pipelining" if layout.pipeline_parallel == 1 else "interleaved" if layout.virtual_pipeline > 1 else "1f1b"
+    if recipe.schedule not in ("auto", wanted):
+        raise PlacementError("schedule", recipe.schedule, f"pp and vpp of the layout mean {wanted}", "leave --schedule out")
+
+
+def _divisors(number: int, limit: int) -> str:
+    return ", ".join(str(d) for d in range(1, limit + 1) if number % d == 0)

@@ -1,0 +1,116 @@
+"""What a model is: dimensions of a decoder-only transformer, dense or mixture of experts."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from echo_explore.core import SpecError
+from echo_explore.specs.base import StrictModel
+
+VOCABULARY_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this times tensor_parallel (make_vocab_size_divisible_by, default 128)."""
+
+
+class MoeSpec(StrictModel):
+    """Mixture of experts in the feed-forward part.
+
+    Attributes:
+        num_experts: routed experts.
+        experts_per_token: routed experts that each token visits.
+        ffn_hidden_size: inner width of one routed expert.
+        shared_ffn_hidden_size: inner width of the shared experts together; 0: none.
+        first_dense_layers: leading layers with a dense feed-forward of the model's ffn_hidden_size.
+        layer_frequency: every n-th of the other layers is a mixture, the rest dense.
+    """
+
+    num_experts: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    ffn_hidden_size: int = Field(ge=1)
+    shared_ffn_hidden_size: int = Field(default=0, ge=0)
+    first_dense_layers: int = Field(default=0, ge=0)
+    layer_frequency: int = Field(default=1, ge=1)
+
+
+class MlaSpec(StrictModel):
+    """Multi-latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+
+    q_lora_rank: int = Field(ge=0)
+    kv_lora_rank: int = Field(ge=1)
+    qk_nope_head_dim: int = Field(ge=1)
+    qk_rope_head_dim: int = Field(ge=1)
+    v_head_dim: int = Field(ge=1)
+
+
+class ModelSpec(StrictModel):
+    """A decoder-only transformer; counts are of the whole model.
+
+    Attributes:
+        head_dim: width of one attention head; default hidden_size / num_attention_heads.
+        num_key_value_heads: key and value heads; default num_attention_heads.
+        vocab_size: rows of the published embedding; see `padded_vocab_size`.
+        tied_embeddings: input and output embedding are one matrix.
+        linear_bias: linear layers have biases.
+        qkv_bias: query, key and value projections have biases even if linear_bias is false.
+        qk_norm: norms on queries and keys, each of head_dim.
+        multi_token_prediction_layers: extra prediction layers (DeepSeek-V3).
+    """
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    architecture: Literal["gpt", "llama", "mixtral", "qwen3", "qwen3-moe", "deepseek-v3"] = "gpt"
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    ffn_hidden_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(default=0, ge=0)
+    head_dim: int = Field(default=0, ge=0)
+    vocab_size: int = Field(ge=1)
+    max_sequence_length: int = Field(ge=1)
+    normalization: Literal["layernorm", "rmsnorm"] = "layernorm"
+    activation: Literal["gelu", "swiglu", "relu", "squared-relu"] = "gelu"
+    position_embedding: Literal["learned", "rope", "alibi", "none"] = "learned"
+    tied_embeddings: bool = True
+    linear_bias: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    embedding_norm: bool = False
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    multi_token_prediction_layers: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        heads, hidden = data.get("num_attention_heads"), data.get("hidden_size")
+        if isinstance(heads, int) and heads > 0:
+            data.setdefault("num_key_value_heads", heads)
+            if isinstance(hidden, int) and "head_dim" not in data:
+                if hidden % heads:
+                    raise SpecError("hidden_size", hidden, f"is not divisible by num_attention_heads = {heads}", "give head_dim")
+                data["head_dim"] = hidden // heads
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if heads % groups:
+            raise SpecError("num_key_value_heads", groups, f"must divide num_attention_heads = {heads}", "correct one of them")
+        if self.moe and self.moe.experts_per_token > self.moe.num_experts:
+            raise SpecError("moe.experts_per_token", self.moe.experts_per_token, "exceeds moe.num_experts", "correct one of them")
+        return self
+
+    def padded_vocab_size(self, tensor_parallel: int) -> int:
+        """Rows of the embedding as Megatron allocates it, over all ranks of the tensor-parallel group."""
+        multiple = VOCABULARY_MULTIPLE * tensor_parallel
+        return -(-self.vocab_size // multiple) * multiple
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """`dense` or `moe` for each layer, in order."""
+        if self.moe is None:
+            return ("dense",) * self.num_layers
+        first, every = self.moe.first_dense_layers, self.moe.layer_frequency
+        return tuple("dense" if i < first or (i - first) % every else "moe" for i in range(self.num_layers))

@@ -1,0 +1,98 @@
+"""How a job trains: batch, sequence, precision, recomputation, and what the software stack does by default."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from echo_explore.specs.base import Bytes, Seconds, StrictModel
+
+Recompute = Literal["none", "selective", "full"]
+Attention = Literal["flash", "unfused"]
+Fusion = Literal["eager", "fused"]
+TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved"]
+
+
+class TrainingRecipe(StrictModel):
+    """What the user decides about training; fields that are None follow the stack profile.
+
+    Attributes:
+        global_batch_size: sequences a step over all replicas.
+        micro_batch_size: sequences a micro-batch on one replica.
+        distributed_optimizer: optimizer states sharded over data-parallel ranks (ZeRO-1).
+        overlap_grad_reduce: gradients are reduced bucket by bucket during the last backward.
+        overlap_param_gather: updated parameters are gathered during the next forward.
+        dropout: probability of hidden and attention dropout; 0 leaves the kernels out.
+    """
+
+    global_batch_size: int = Field(ge=1)
+    micro_batch_size: int = Field(ge=1)
+    sequence_length: int = Field(ge=1)
+    precision: TrainPrecision = "bf16"
+    recompute: Recompute = "none"
+    schedule: ScheduleName = "auto"
+    attention: Attention | None = None
+    fusion: Fusion | None = None
+    distributed_optimizer: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
+    overlap_p2p: bool | None = None
+    gradient_accumulation_fusion: bool | None = None
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+
+
+class MemorySpec(StrictModel):
+    """Memory that no tensor of the program accounts for.
+
+    Attributes:
+        context_bytes: CUDA context, cuBLAS workspaces.
+        communicator_bytes: NCCL buffers of one communicator.
+        fragmentation_fraction: reserved over allocated minus 1 of the caching allocator at its peak.
+    """
+
+    context_bytes: Bytes = Field(alias="context")
+    communicator_bytes: Bytes = Field(alias="communicator")
+    fragmentation_fraction: float = Field(ge=0.0, le=1.0)
+
+
+class StackProfile(StrictModel):
+    """A software stack: what it does where the recipe is silent, and what it costs on the host.
+
+    Attributes:
+        framework: the traced framework that stands for it.
+        layer_split_rule: how it splits layers that pp * vpp does not divide; `none` refuses.
+        host_launch_s: host time to launch one kernel (Python, dispatcher, driver), when no CUDA graph is used.
+        host_step_s: host time once a step (data loader, logging, optimizer bookkeeping).
+        compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
+    """
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    description: str = ""
+    framework: Literal["megatron"] = "megatron"
+    attention: Attention
+    fusion: Fusion
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    overlap_p2p: bool
+    gradient_accumulation_fusion: bool
+    dropout: float = Field(ge=0.0, lt=1.0)
+    layer_split_rule: Literal["none", "first-last-light", "balanced", "remainder-first"] = "none"
+    cuda_graphs: bool = False
+    host_launch_s: Seconds = Field(alias="host_launch")
+    host_step_s: Seconds = Field(alias="host_step")
+    nccl_version: str
+    bucket_elements: int = Field(default=40_000_000, ge=1)
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compute_scale: dict[str, float] = Field(default_factory=dict)
+    memory: MemorySpec
+
+    def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:
+        """The recipe with every None replaced by what this stack does."""
+        names = (
+            "attention", "fusion", "distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p",
+            "gradient_accumulation_fusion", "dropout",
+        )  # fmt: skip
+        update = {n: getattr(self, n) for n in names if getattr(recipe, n) is None}
+        return recipe.model_copy(update=update)

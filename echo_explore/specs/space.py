@@ -1,0 +1,83 @@
+"""What a search looks at: the TOML of `search_spaces/`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from echo_explore.core import SpecError
+from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
+from echo_explore.specs.recipe import Attention, Fusion, TrainPrecision
+
+
+def _sizes(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) != {"from", "to", "factor"} or not all(isinstance(v, int) and v >= 1 for v in value.values()):
+            raise SpecError("cluster_size.num_gpus", str(value), "needs whole numbers from, to and factor", "see docs/search.md")
+        if value["factor"] < 2:
+            raise SpecError("cluster_size.num_gpus.factor", value["factor"], "must be 2 or more", "write factor = 2")
+        sizes, size = [], value["from"]
+        while size <= value["to"]:
+            sizes.append(size)
+            size *= value["factor"]
+        return tuple(sizes)
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else tuple(value) if isinstance(value, list) else value
+
+
+class ClusterSize(StrictModel):
+    """GPUs of the job: one number, a list, or `{from, to, factor}`."""
+
+    num_gpus: Annotated[tuple[int, ...], BeforeValidator(_sizes)]
+
+
+class SpaceRecipe(StrictModel):
+    """The parts of the recipe that the search keeps fixed."""
+
+    sequence_length: int = Field(ge=1)
+    global_batch_size: int = Field(ge=1)
+    precision: TrainPrecision = "bf16"
+    attention: Attention | None = None
+    fusion: Fusion | None = None
+    stack: str = "megatron-core"
+
+
+Divisors = Annotated[tuple[int, ...] | Literal["divisors"], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+
+
+class SearchAxes(StrictModel):
+    """The choices; `"divisors"` means every divisor of the layer count."""
+
+    tensor_parallel: IntTuple = (1,)
+    pipeline_parallel: Divisors = (1,)
+    virtual_pipeline: Divisors = (1,)
+    context_parallel: IntTuple = (1,)
+    expert_parallel: IntTuple = (1,)
+    micro_batch_size: IntTuple = (1,)
+    recompute: StringTuple = ("none",)
+    sequence_parallel: BoolTuple = (False,)
+    uneven_stages: bool = False
+
+
+class Constraints(StrictModel):
+    """Expressions over the point that must hold; parsed to an allow-list, never evaluated as Python."""
+
+    rules: StringTuple = ()
+
+
+class Objective(StrictModel):
+    """What to minimise."""
+
+    minimize: StringTuple = ("step_time_s",)
+
+
+class SearchSpace(StrictModel):
+    """A search space as the file holds it."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: str = ""
+    model: str
+    cluster: str
+    cluster_size: ClusterSize
+    recipe: SpaceRecipe
+    search: SearchAxes
+    constraints: Constraints = Field(default_factory=Constraints)
+    objective: Objective = Field(default_factory=Objective)

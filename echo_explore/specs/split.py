@@ -1,0 +1,53 @@
+"""Which layers each pipeline chunk holds."""
+
+from echo_explore.core import SpecError
+from echo_explore.specs.layout import ParallelConfig
+from echo_explore.specs.model import ModelSpec
+
+
+def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tuple[int, ...]:
+    """Layers of every chunk in model order.
+
+    Args:
+        model: gives num_layers.
+        layout: an explicit layer_split wins.
+        rule: of the stack, for layers that pp * vpp does not divide: `none` refuses; `balanced` counts embedding and
+            loss as a layer each, so the first and the last chunk hold one less where the sum divides (Megatron's
+            account_for_embedding_in_pipeline_split); `first-last-light` gives the shortfall to the first and last
+            chunks; `remainder-first` gives the surplus layers to the first chunks.
+
+    Raises:
+        SpecError: the layers do not divide and there is neither a split nor a rule.
+    """
+    layers, chunks = model.num_layers, layout.num_chunks
+    if layout.layer_split:
+        if sum(layout.layer_split) != layers:
+            raise SpecError(
+                "layer_split", str(list(layout.layer_split)), f"sums to {sum(layout.layer_split)}, not num_layers = {layers}",
+                "correct the list",
+            )  # fmt: skip
+        return layout.layer_split
+    each, rest = divmod(layers, chunks)
+    if rest == 0:
+        return (each,) * chunks
+    if rule == "balanced" and chunks > 1 and (layers + 2) % chunks == 0 and (layers + 2) // chunks >= 1:
+        full = (layers + 2) // chunks
+        return (full - 1, *([full] * (chunks - 2)), full - 1)
+    if rule in ("balanced", "first-last-light") and chunks > 1:
+        return _light_ends(layers, chunks)
+    if rule == "remainder-first":
+        return tuple(each + (i < rest) for i in range(chunks))
+    raise SpecError(
+        "num_layers", layers, f"is not divisible by pp*vpp = {chunks} and the stack has no rule for it",
+        f"choose a pp*vpp that divides {layers}, or give --layer-split",
+    )  # fmt: skip
+
+
+def _light_ends(layers: int, chunks: int) -> tuple[int, ...]:
+    """ceil(layers / chunks) everywhere, the shortfall taken off the last, the first, the last but one, ..."""
+    each = -(-layers // chunks)
+    split = [each] * chunks
+    order = [i for pair in zip(range(chunks - 1, -1, -1), range(chunks), strict=True) for i in pair]
+    for position in range(each * chunks - layers):
+        split[order[position % len(order)]] -= 1
+    return tuple(split)

@@ -1,0 +1,103 @@
+"""What the timeline simulates: one rank class per pipeline stage, its timed chunks, transfers and the end of the step."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from echo_explore.graph import Collective, TimedGraph
+
+Schedule = Literal["no-pipelining", "1f1b", "interleaved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientBucket:
+    """One bucket of gradients of a chunk, reduced over data-parallel ranks.
+
+    Attributes:
+        collective: ALL_REDUCE or REDUCE_SCATTER.
+        message_bytes: nccl-tests' S.
+        time_s: alone.
+        sigma_log: of time_s.
+        ready_after: row of the chunk's backward graph after which all its gradients are there.
+    """
+
+    collective: Collective
+    message_bytes: float
+    time_s: float
+    sigma_log: float
+    ready_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGather:
+    """One bucket of updated parameters, gathered over data-parallel ranks.
+
+    Attributes:
+        needed_before: row of the chunk's forward graph that reads the first of its parameters.
+    """
+
+    message_bytes: float
+    time_s: float
+    sigma_log: float
+    needed_before: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkJob:
+    """One model chunk of a stage: what a micro-batch costs, and its data-parallel traffic once a step.
+
+    Attributes:
+        buckets: in launch order (last layers first); empty at data-parallel 1.
+        gathers: in order of need; used where gathers overlap the forward, else they are in the stage's epilogue.
+    """
+
+    forward: TimedGraph
+    backward: TimedGraph
+    buckets: tuple[GradientBucket, ...] = ()
+    gathers: tuple[ParameterGather, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageJob:
+    """One rank class: all ranks of a pipeline stage.
+
+    Attributes:
+        multiplicity: ranks in the class.
+        chunks: by virtual pipeline chunk; chunk v of stage p is model chunk v * pp + p.
+        send_forward_s: of an activation to the next chunk's stage, alone.
+        send_backward_s: of a gradient to the previous chunk's stage, alone.
+        send_sigma_log: of both.
+        epilogue: from the end of the last backward (and of bucket reductions) to the end of the step: rows in order.
+            Collectives over Axis.EMBEDDING start together on the first and last stage, those over Axis.MODEL on all.
+    """
+
+    label: str
+    multiplicity: int
+    chunks: tuple[ChunkJob, ...]
+    send_forward_s: float
+    send_backward_s: float
+    send_sigma_log: float
+    epilogue: TimedGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PipelineJob:
+    """A whole step of a job.
+
+    Attributes:
+        overlap_grad_reduce: bucket reductions start as soon as ready in the last backward of their chunk, on their own
+            stream; else they run after the last backward of the stage, one after the other.
+        overlap_param_gather: gathers run beside the first forward.
+        overlap_p2p: transfers run beside compute; else the sender's compute stream waits for its send.
+        host_launch_s: host time to launch one kernel or collective; 0 with CUDA graphs. A forward or backward of a chunk
+            lasts at least its number of launches times this.
+        host_step_s: host time once a step, after the epilogue.
+    """
+
+    stages: tuple[StageJob, ...]
+    schedule: Schedule
+    num_micro_batches: int
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    overlap_p2p: bool
+    host_launch_s: float
+    host_step_s: float

@@ -1,0 +1,67 @@
+"""What a trace is asked for: exactly what its key hashes, nothing of pipeline, data parallelism or cluster."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from echo_explore.core.hashing import content_hash
+from echo_explore.core.versions import GRAPH_SCHEMA, TRACER_VERSION
+from echo_explore.specs import Candidate, ModelSpec
+from echo_explore.specs.recipe import Attention, Fusion, Recompute, TrainPrecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One trace: model and everything that changes the ops of a layer on one rank.
+
+    Attributes:
+        model: dimensions; name and number of layers do not enter the key (layer kinds do).
+        dropout: whether dropout kernels run.
+    """
+
+    model: ModelSpec
+    framework: str = "megatron"
+    tensor_parallel: int
+    sequence_parallel: bool
+    context_parallel: int = 1
+    expert_parallel: int = 1
+    micro_batch_size: int
+    sequence_length: int
+    precision: TrainPrecision
+    attention: Attention
+    recompute: Recompute
+    fusion: Fusion
+    gradient_accumulation_fusion: bool
+    dropout: bool
+
+    def canonical(self) -> dict[str, Any]:
+        """Plain JSON value of the request, the key's content."""
+        model = self.model.model_dump(mode="json", exclude={"name", "schema_version", "num_layers", "architecture"})
+        model["layer_kinds"] = sorted(set(self.model.layer_kinds))
+        request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
+        return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
+
+    def key(self, framework_versions: dict[str, str]) -> str:
+        """The trace key under the given versions of torch and framework."""
+        return content_hash([self.canonical(), framework_versions], num_hex=32)
+
+
+def request_of(candidate: Candidate) -> TraceRequest:
+    """The trace that a candidate needs; its recipe must be resolved."""
+    layout, recipe = candidate.layout, candidate.recipe
+    assert recipe.attention and recipe.fusion and recipe.dropout is not None
+    return TraceRequest(
+        model=candidate.model,
+        framework=candidate.stack.framework,
+        tensor_parallel=layout.tensor_parallel,
+        sequence_parallel=layout.sequence_parallel,
+        context_parallel=layout.context_parallel,
+        expert_parallel=layout.expert_parallel,
+        micro_batch_size=recipe.micro_batch_size,
+        sequence_length=recipe.sequence_length,
+        precision=recipe.precision,
+        attention=recipe.attention,
+        recompute=recipe.recompute,
+        fusion=recipe.fusion,
+        gradient_accumulation_fusion=bool(recipe.gradient_accumulation_fusion),
+        dropout=recipe.dropout > 0,
+    )
