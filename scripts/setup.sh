@@ -32,15 +32,17 @@ done
 
 # A venv holds absolute paths: one that was moved, half made, or whose Python went away is made anew.
 # So is one whose install did not end: pip takes a half-unpacked package for a whole one.
+size="a few seconds, or more if versions changed"
 if [ "$(cat "$venv/.home" 2>/dev/null)" != "$PWD" ] || [ -e "$venv/.installing" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
   say "creating $venv with $("$py" -V 2>&1)"
   rm -f "$venv/.home"
   "$py" -m venv --clear "$venv"
   pwd > "$venv/.home"
+  size="2.4 GB, 2 to 6 minutes"
 fi
 free=$(df -Pk . | awk 'NR==2 {print int($4 / 1024)}')
 [ "$free" -ge 4000 ] || say "only $free MB of disk free; the environment takes about 2,500 MB"
-say "installing the pinned dependencies (2.4 GB, 2 to 6 minutes the first time); log: $venv/install.log"
+say "installing the pinned dependencies ($size); log: $venv/install.log"
 : > "$venv/.installing"
 : > "$venv/install.log"
 
