@@ -79,7 +79,7 @@ def _required(wheel: Distribution, extras: Sequence[str]) -> dict[str, Distribut
 
 def _link_files(source: Distribution, site_packages: Path) -> None:
     for file in source.files or []:
-        if ".." in file.parts or file.suffix == ".pyc":
+        if ".." in file.parts:  # a script or manual page outside site-packages
             continue
         target = site_packages / file
         target.parent.mkdir(parents=True, exist_ok=True)
