@@ -31,7 +31,10 @@ def state_folder(kind: Kind) -> Path:
             pass
     except OSError as error:
         raise SpecError(
-            "ECHO_EXPLORE_HOME", str(home()), f"must be writable ({error.strerror or error})", "set it to a folder of yours"
+            "ECHO_EXPLORE_HOME",
+            str(home()),
+            f"must be writable ({error.strerror or error})",
+            "set it to a folder of yours",
         ) from error
     return path
 
@@ -44,7 +47,10 @@ def refuse_job_copy(path: Path, *, field: str) -> None:
     """
     if "runtime_resources" in path.parts and "working_dir_files" in path.parts:
         raise SpecError(
-            field, str(path), "lies in the copy of the working folder that Ray deletes after the job", "give an absolute path"
+            field,
+            str(path),
+            "lies in the copy of the working folder that Ray deletes after the job",
+            "give an absolute path",
         )
 
 

@@ -40,7 +40,7 @@ def jit(function: Callable[P, R]) -> Callable[P, R]:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache_folder()))
     import numba
 
-    numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+    setattr(numba.config, "CACHE_DIR", os.environ["NUMBA_CACHE_DIR"])  # noqa: B010 (numba sets its options at run time)
     return cast("Callable[P, R]", numba.njit(cache=True)(function))
 
 

@@ -16,7 +16,9 @@ def check_name(name: str, *, field: str) -> str:
         SpecError: it is not 1 to 80 of `A-Z a-z 0-9 . _ -`, or it is `.` or `..`.
     """
     if not _NAME.fullmatch(name) or name.strip(".") == "":
-        raise SpecError(field, name, "must match [A-Za-z0-9._-]{1,80}", "use letters, digits, dots, dashes, underscores")
+        raise SpecError(
+            field, name, "must match [A-Za-z0-9._-]{1,80}", "use letters, digits, dots, dashes, underscores"
+        )
     return name
 
 

@@ -33,6 +33,10 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 }
 """Unit spellings by dimension, as factors to SI (USD per hour and tokens stay as they are)."""
 
+_EXAMPLES: Final = {
+    "bytes": "80 GiB", "bytes_per_s": "50 GB/s", "flop_per_s": "989 TFLOP/s", "flop": "1 PFLOP", "s": "5 us",
+    "hz": "1755 MHz", "w": "700 W", "usd_per_h": "2.5 USD/h", "tokens": "300 B tokens",
+}  # fmt: skip
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)?\s*", re.ASCII)
 
 
@@ -49,7 +53,7 @@ def parse_quantity(text: object, *, unit: str, field: str) -> float:
             non-finite value.
     """
     known = UNITS[unit]
-    example = f'write for example {field.rsplit(".", 1)[-1]} = "1 {next(u for u in known if len(u) > 1 or unit == "s")}"'
+    example = f'write for example {field.rsplit(".", 1)[-1]} = "{_EXAMPLES[unit]}"'
     if isinstance(text, bool) or not isinstance(text, str):
         raise UnitError(field, text, "a bare number has no unit, and a unit is due here", example)
     match = _QUANTITY.fullmatch(text)

@@ -119,12 +119,14 @@ class ExecutionGraph:
     @property
     def is_compute(self) -> npt.NDArray[np.bool_]:
         """(num_ops,) mask of kernels."""
-        return self.kind == OpKind.COMPUTE
+        mask: npt.NDArray[np.bool_] = self.kind == OpKind.COMPUTE
+        return mask
 
     @property
     def is_collective(self) -> npt.NDArray[np.bool_]:
         """(num_ops,) mask of communications."""
-        return self.kind == OpKind.COLLECTIVE
+        mask: npt.NDArray[np.bool_] = self.kind == OpKind.COLLECTIVE
+        return mask
 
     def text(self, row: int) -> str:
         """One row for people."""
@@ -136,7 +138,8 @@ class ExecutionGraph:
             return f"{phase} {kind} {size} {self.strings[self.module[row]]}"
         shapes = self.strings[self.shapes[row]]
         klass = OpClass(int(self.op_class[row])).name.lower()
-        return f"{phase} {what} [{klass}] {shapes} {DType(int(self.dtype[row])).name.lower()} {self.strings[self.module[row]]}"
+        dtype = DType(int(self.dtype[row])).name.lower()
+        return f"{phase} {what} [{klass}] {shapes} {dtype} {self.strings[self.module[row]]}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,7 +24,7 @@ class OpClass(IntEnum):
     GEMM = 1
     """dims: batch, m, n, k; C[m, n] = A[m, k] B[k, n], `batch` times."""
     ATTENTION = 2
-    """One fused attention kernel (flash). dims: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, window (0: none)."""
+    """One fused attention kernel. dims: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, window (0: none)."""
     NORM = 3
     """Layer or RMS norm. dims: rows, columns."""
     SOFTMAX = 4

@@ -12,7 +12,7 @@ class TimedGraph:
     Attributes:
         graph: the rows.
         time_s: (num_ops,) seconds alone; 0 for waits and host syncs.
-        sigma_log: (num_ops,) standard deviation of the log of each time, from the residuals of the model that priced it.
+        sigma_log: (num_ops,) standard deviation of the log of each time, from residuals of the model that priced it.
     """
 
     graph: ExecutionGraph

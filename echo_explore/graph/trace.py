@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 from echo_explore.graph.execution_graph import ExecutionGraph
 
 PieceName = str
@@ -84,5 +83,3 @@ class Trace:
     boundary_bytes: float
     oracles: tuple[Mapping[str, Any], ...] = ()
     facts: Mapping[str, Any]
-
-

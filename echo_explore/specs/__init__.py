@@ -2,6 +2,7 @@
 
 from echo_explore.specs.candidate import Candidate, make_candidate
 from echo_explore.specs.cluster import ClusterSpec, DeviceSpec, FabricSpec, NodeSpec
+from echo_explore.specs.job_options import JobOptions, candidate_of
 from echo_explore.specs.layout import ParallelConfig, fill_data_parallel, parse_layout
 from echo_explore.specs.legality import check_legal
 from echo_explore.specs.load import load_cluster, load_model, load_space, load_stack, locate
@@ -15,6 +16,7 @@ __all__ = [
     "ClusterSpec",
     "DeviceSpec",
     "FabricSpec",
+    "JobOptions",
     "MlaSpec",
     "ModelSpec",
     "MoeSpec",
@@ -23,6 +25,7 @@ __all__ = [
     "SearchSpace",
     "StackProfile",
     "TrainingRecipe",
+    "candidate_of",
     "check_legal",
     "fill_data_parallel",
     "layers_of_chunks",

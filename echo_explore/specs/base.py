@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -114,16 +115,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def load_spec(model: type[M], path: Path) -> M:
-    """The spec in a TOML file.
+def load_spec(model: type[M], path: Path, change: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data) -> M:
+    """The spec in a TOML file, its tables passed through `change` first.
 
     Raises:
         SpecError: see `read_toml` and `validate`; fields are named `file: table.key`.
     """
-    data = read_toml(path)
+    data = change(read_toml(path))
     schema = data.get("schema")
     if schema != 1 or isinstance(schema, bool):
-        raise SpecError(f"{path.name}: schema", schema, "must be 1, the only version so far", "write schema = 1 at the top")
+        raise SpecError(
+            f"{path.name}: schema", schema, "must be 1, the only version so far", "write schema = 1 at the top"
+        )
     return validate(model, data, where=f"{path.name}: ")
 
 

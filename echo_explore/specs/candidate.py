@@ -69,7 +69,10 @@ def make_candidate(
     layout = fill_data_parallel(layout, num_gpus)
     if layout.num_gpus > cluster.max_gpus:
         raise PlacementError(
-            "num_gpus", layout.num_gpus, f"{cluster.name} has max_nodes * gpus = {cluster.max_gpus}", "use fewer or raise max_nodes"
+            "num_gpus",
+            layout.num_gpus,
+            f"{cluster.name} has max_nodes * gpus = {cluster.max_gpus}",
+            "use fewer or raise max_nodes",
         )
     if recipe.precision != "fp32" and recipe.precision not in cluster.device.peak_flop_per_s:
         have = ", ".join(cluster.device.peak_flop_per_s)

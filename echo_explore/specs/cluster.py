@@ -42,9 +42,13 @@ class DeviceSpec(StrictModel):
         known = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
         for precision, rate in self.peak_flop_per_s.items():
             if precision not in known:
-                raise SpecError(f"device.peak.{precision}", rate, "is not a precision", f"use one of {', '.join(known)}")
+                raise SpecError(
+                    f"device.peak.{precision}", rate, "is not a precision", f"use one of {', '.join(known)}"
+                )
             if rate <= 0:
-                raise SpecError(f"device.peak.{precision}", rate, "must be positive", "leave the line out if unsupported")
+                raise SpecError(
+                    f"device.peak.{precision}", rate, "must be positive", "leave the line out if unsupported"
+                )
         for field in ("clock_hz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_cache_bytes", "power_w"):
             if getattr(self, field) <= 0:
                 raise SpecError(f"device.{field}", getattr(self, field), "must be positive", "correct the value")

@@ -39,15 +39,22 @@ class ParallelConfig(StrictModel):
     @model_validator(mode="after")
     def _canonical(self) -> Self:
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
-            raise SpecError("virtual_pipeline", self.virtual_pipeline, "needs pipeline_parallel above 1", "leave vpp out")
+            raise SpecError(
+                "virtual_pipeline", self.virtual_pipeline, "needs pipeline_parallel above 1", "leave vpp out"
+            )
         if self.tensor_parallel == 1 and self.sequence_parallel:
             object.__setattr__(self, "sequence_parallel", False)
         if self.layer_split and len(self.layer_split) != self.num_chunks:
             raise SpecError(
-                "layer_split", str(list(self.layer_split)), f"needs pp * vpp = {self.num_chunks} entries", "give one a chunk"
+                "layer_split",
+                str(list(self.layer_split)),
+                f"needs pp * vpp = {self.num_chunks} entries",
+                "give one a chunk",
             )
         if any(n < 0 for n in self.layer_split):
-            raise SpecError("layer_split", str(list(self.layer_split)), "must not be negative", "give layers of each chunk")
+            raise SpecError(
+                "layer_split", str(list(self.layer_split)), "must not be negative", "give layers of each chunk"
+            )
         return self
 
     @property
@@ -119,10 +126,16 @@ def fill_data_parallel(layout: ParallelConfig, num_gpus: int | None) -> Parallel
     if rest or replicas == 0:
         near = max(1, round(num_gpus / layout.model_gpus)) * layout.model_gpus
         raise PlacementError(
-            "num_gpus", num_gpus, f"must be a multiple of tp*pp*cp = {layout.model_gpus}", f"use for example {near} GPUs"
+            "num_gpus",
+            num_gpus,
+            f"must be a multiple of tp*pp*cp = {layout.model_gpus}",
+            f"use for example {near} GPUs",
         )
     if layout.data_parallel not in (0, replicas):
         raise PlacementError(
-            "layout.dp", layout.data_parallel, f"tp*pp*cp*dp = {layout.num_gpus} but num_gpus = {num_gpus}", f"use dp={replicas}"
+            "layout.dp",
+            layout.data_parallel,
+            f"tp*pp*cp*dp = {layout.num_gpus} but num_gpus = {num_gpus}",
+            f"use dp={replicas}",
         )
     return layout.model_copy(update={"data_parallel": replicas})

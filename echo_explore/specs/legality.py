@@ -16,20 +16,30 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
     tensor, context = layout.tensor_parallel, layout.context_parallel
     heads, groups = model.num_attention_heads, model.num_key_value_heads
     if heads % tensor:
-        raise PlacementError("layout.tp", tensor, f"must divide num_attention_heads = {heads}", f"use {_divisors(heads, 64)}")
+        raise PlacementError(
+            "layout.tp", tensor, f"must divide num_attention_heads = {heads}", f"use {_divisors(heads, 64)}"
+        )
     if groups % tensor and tensor % groups:
-        raise PlacementError("layout.tp", tensor, f"must divide num_key_value_heads = {groups} or be a multiple", "change tp")
+        raise PlacementError(
+            "layout.tp", tensor, f"must divide num_key_value_heads = {groups} or be a multiple", "change tp"
+        )
     if model.ffn_hidden_size % tensor:
         raise PlacementError("layout.tp", tensor, f"must divide ffn_hidden_size = {model.ffn_hidden_size}", "change tp")
     if layout.sequence_parallel and (recipe.sequence_length // context) % tensor:
-        raise PlacementError("layout.sp", 1, f"sequence_length / cp must be divisible by tp = {tensor}", "use sp=0 or change tp")
+        raise PlacementError(
+            "layout.sp", 1, f"sequence_length / cp must be divisible by tp = {tensor}", "use sp=0 or change tp"
+        )
     if context > 1 and recipe.sequence_length % (2 * context):
-        raise PlacementError("layout.cp", context, f"sequence_length must be divisible by 2*cp = {2 * context}", "change cp")
+        raise PlacementError(
+            "layout.cp", context, f"sequence_length must be divisible by 2*cp = {2 * context}", "change cp"
+        )
     if model.position_embedding == "learned" and recipe.sequence_length > model.max_sequence_length:
         raise SpecError(
-            "sequence_length", recipe.sequence_length, f"{model.name} has {model.max_sequence_length} learned positions",
+            "sequence_length",
+            recipe.sequence_length,
+            f"{model.name} has {model.max_sequence_length} learned positions",
             f"use at most {model.max_sequence_length}",
-        )  # fmt: skip
+        )
     _check_experts(model, layout)
     _check_batch(layout, recipe)
 
@@ -52,20 +62,26 @@ def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
     if recipe.global_batch_size % unit:
         near = max(1, recipe.global_batch_size // unit) * unit
         raise SpecError(
-            "global_batch_size", recipe.global_batch_size,
+            "global_batch_size",
+            recipe.global_batch_size,
             f"must be divisible by micro_batch_size * dp = {recipe.micro_batch_size} * {layout.data_parallel} = {unit}",
             f"use for example {near}",
-        )  # fmt: skip
+        )
     num_micro_batches = recipe.global_batch_size // unit
     if layout.virtual_pipeline > 1 and num_micro_batches % layout.pipeline_parallel:
         raise PlacementError(
-            "layout.vpp", layout.virtual_pipeline,
-            f"the interleaved schedule needs micro-batches ({num_micro_batches}) in multiples of pp = {layout.pipeline_parallel}",
+            "layout.vpp",
+            layout.virtual_pipeline,
+            f"{num_micro_batches} micro-batches are not a multiple of pp = {layout.pipeline_parallel}, as interleaving needs",
             "change vpp, pp, micro_batch_size or global_batch_size",
-        )  # fmt: skip
-    wanted = "no-pipelining" if layout.pipeline_parallel == 1 else "interleaved" if layout.virtual_pipeline > 1 else "1f1b"
+        )
+    wanted = (
+        "no-pipelining" if layout.pipeline_parallel == 1 else "interleaved" if layout.virtual_pipeline > 1 else "1f1b"
+    )
     if recipe.schedule not in ("auto", wanted):
-        raise PlacementError("schedule", recipe.schedule, f"pp and vpp of the layout mean {wanted}", "leave --schedule out")
+        raise PlacementError(
+            "schedule", recipe.schedule, f"pp and vpp of the layout mean {wanted}", "leave --schedule out"
+        )
 
 
 def _divisors(number: int, limit: int) -> str:

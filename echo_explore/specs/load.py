@@ -1,14 +1,16 @@
 """Find and load what a user names: a path, a file of theirs under ECHO_EXPLORE_HOME, or a shipped one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from echo_explore.core import SpecError, check_name, nearest
 from echo_explore.core.home import find_data_file, list_data_files
-from echo_explore.specs.base import load_spec
+from echo_explore.specs.base import load_spec, validate
 from echo_explore.specs.cluster import ClusterSpec
 from echo_explore.specs.huggingface import model_from_config
 from echo_explore.specs.model import ModelSpec
+from echo_explore.specs.overrides import Override, overridden
 from echo_explore.specs.recipe import StackProfile
 from echo_explore.specs.space import SearchSpace
 
@@ -35,20 +37,24 @@ def locate(kind: Kind, name: str) -> Path:
     return path_or_none
 
 
-def load_model(name: str) -> ModelSpec:
-    """The model of that name, TOML file, or Hugging Face `config.json`."""
+def load_model(name: str, overrides: Sequence[Override] = ()) -> ModelSpec:
+    """The model of that name, TOML file, or Hugging Face `config.json`, with the overrides under `model`."""
     path = locate("models", name)
-    return model_from_config(path) if path.suffix == ".json" else load_spec(ModelSpec, path)
+    if path.suffix == ".json":
+        model = model_from_config(path)
+        data = model.model_dump(by_alias=True, exclude_none=True)
+        return validate(ModelSpec, overridden(data, overrides, "model"), where=f"{path.name}: ") if overrides else model
+    return load_spec(ModelSpec, path, lambda data: overridden(data, overrides, "model"))
 
 
-def load_cluster(name: str) -> ClusterSpec:
-    """The cluster of that name or TOML file."""
-    return load_spec(ClusterSpec, locate("clusters", name))
+def load_cluster(name: str, overrides: Sequence[Override] = ()) -> ClusterSpec:
+    """The cluster of that name or TOML file, with the overrides under `cluster`."""
+    return load_spec(ClusterSpec, locate("clusters", name), lambda data: overridden(data, overrides, "cluster"))
 
 
-def load_stack(name: str) -> StackProfile:
-    """The stack profile of that name or TOML file."""
-    return load_spec(StackProfile, locate("stacks", name))
+def load_stack(name: str, overrides: Sequence[Override] = ()) -> StackProfile:
+    """The stack profile of that name or TOML file, with the overrides under `stack`."""
+    return load_spec(StackProfile, locate("stacks", name), lambda data: overridden(data, overrides, "stack"))
 
 
 def load_space(name: str) -> SearchSpace:

@@ -8,7 +8,7 @@ from echo_explore.core import SpecError
 from echo_explore.specs.base import StrictModel
 
 VOCABULARY_MULTIPLE = 128
-"""Megatron pads the vocabulary to a multiple of this times tensor_parallel (make_vocab_size_divisible_by, default 128)."""
+"""Megatron pads the vocabulary to a multiple of this times tensor_parallel [make_vocab_size_divisible_by, 0.16.1]."""
 
 
 class MoeSpec(StrictModel):
@@ -89,7 +89,9 @@ class ModelSpec(StrictModel):
             data.setdefault("num_key_value_heads", heads)
             if isinstance(hidden, int) and "head_dim" not in data:
                 if hidden % heads:
-                    raise SpecError("hidden_size", hidden, f"is not divisible by num_attention_heads = {heads}", "give head_dim")
+                    raise SpecError(
+                        "hidden_size", hidden, f"is not divisible by num_attention_heads = {heads}", "give head_dim"
+                    )
                 data["head_dim"] = hidden // heads
         return data
 
@@ -97,9 +99,13 @@ class ModelSpec(StrictModel):
     def _consistent(self) -> Self:
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if heads % groups:
-            raise SpecError("num_key_value_heads", groups, f"must divide num_attention_heads = {heads}", "correct one of them")
+            raise SpecError(
+                "num_key_value_heads", groups, f"must divide num_attention_heads = {heads}", "correct one of them"
+            )
         if self.moe and self.moe.experts_per_token > self.moe.num_experts:
-            raise SpecError("moe.experts_per_token", self.moe.experts_per_token, "exceeds moe.num_experts", "correct one of them")
+            raise SpecError(
+                "moe.experts_per_token", self.moe.experts_per_token, "exceeds moe.num_experts", "correct one of them"
+            )
         return self
 
     def padded_vocab_size(self, tensor_parallel: int) -> int:

@@ -91,8 +91,14 @@ class StackProfile(StrictModel):
     def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:
         """The recipe with every None replaced by what this stack does."""
         names = (
-            "attention", "fusion", "distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p",
-            "gradient_accumulation_fusion", "dropout",
-        )  # fmt: skip
+            "attention",
+            "fusion",
+            "distributed_optimizer",
+            "overlap_grad_reduce",
+            "overlap_param_gather",
+            "overlap_p2p",
+            "gradient_accumulation_fusion",
+            "dropout",
+        )
         update = {n: getattr(self, n) for n in names if getattr(recipe, n) is None}
         return recipe.model_copy(update=update)

@@ -12,7 +12,9 @@ from echo_explore.specs.recipe import Attention, Fusion, TrainPrecision
 def _sizes(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) != {"from", "to", "factor"} or not all(isinstance(v, int) and v >= 1 for v in value.values()):
-            raise SpecError("cluster_size.num_gpus", str(value), "needs whole numbers from, to and factor", "see docs/search.md")
+            raise SpecError(
+                "cluster_size.num_gpus", str(value), "needs whole numbers from, to and factor", "see docs/search.md"
+            )
         if value["factor"] < 2:
             raise SpecError("cluster_size.num_gpus.factor", value["factor"], "must be 2 or more", "write factor = 2")
         sizes, size = [], value["from"]
@@ -20,7 +22,13 @@ def _sizes(value: Any) -> Any:
             sizes.append(size)
             size *= value["factor"]
         return tuple(sizes)
-    return (value,) if isinstance(value, int) and not isinstance(value, bool) else tuple(value) if isinstance(value, list) else value
+    return (
+        (value,)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+    )
 
 
 class ClusterSize(StrictModel):
@@ -40,7 +48,9 @@ class SpaceRecipe(StrictModel):
     stack: str = "megatron-core"
 
 
-Divisors = Annotated[tuple[int, ...] | Literal["divisors"], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+Divisors = Annotated[
+    tuple[int, ...] | Literal["divisors"], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
+]
 
 
 class SearchAxes(StrictModel):

@@ -23,9 +23,11 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
     if layout.layer_split:
         if sum(layout.layer_split) != layers:
             raise SpecError(
-                "layer_split", str(list(layout.layer_split)), f"sums to {sum(layout.layer_split)}, not num_layers = {layers}",
+                "layer_split",
+                str(list(layout.layer_split)),
+                f"sums to {sum(layout.layer_split)}, not num_layers = {layers}",
                 "correct the list",
-            )  # fmt: skip
+            )
         return layout.layer_split
     each, rest = divmod(layers, chunks)
     if rest == 0:
@@ -38,9 +40,11 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
     if rule == "remainder-first":
         return tuple(each + (i < rest) for i in range(chunks))
     raise SpecError(
-        "num_layers", layers, f"is not divisible by pp*vpp = {chunks} and the stack has no rule for it",
+        "num_layers",
+        layers,
+        f"is not divisible by pp*vpp = {chunks} and the stack has no rule for it",
         f"choose a pp*vpp that divides {layers}, or give --layer-split",
-    )  # fmt: skip
+    )
 
 
 def _light_ends(layers: int, chunks: int) -> tuple[int, ...]:

@@ -1,0 +1,54 @@
+"""The Python entry points; the commands are thin over the same functions.
+
+>>> import echo_explore
+>>> prediction = echo_explore.predict(model="gpt3-175b", cluster="h800-ndr", layout="tp=8,pp=12", global_batch_size=192)
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echo_explore.specs import Candidate, JobOptions, candidate_of
+
+if TYPE_CHECKING:
+    from echo_explore.search.run import SearchResult
+    from echo_explore.simulate import Prediction, SimulationOptions
+
+
+def predict(
+    candidate: Candidate | None = None,
+    *,
+    options: "SimulationOptions | None" = None,
+    timeline: str | Path | None = None,
+    calibration: str | Path | None = None,
+    **job: Any,
+) -> "Prediction":
+    """The predicted step of one training job.
+
+    Args:
+        candidate: what to predict; else it is made from `job`.
+        options: fidelity, folding and what-if factors.
+        timeline: file to write a Perfetto trace to.
+        calibration: a calibration file whose coefficients replace the shipped ones.
+        job: the fields of JobOptions: model, cluster, layout, global_batch_size, micro_batch_size, ...
+
+    Raises:
+        SpecError: something in `job` is wrong.
+        TraceError, MissingExtra: the program could not be traced.
+    """
+    from echo_explore.simulate import SimulationOptions, default_simulator
+    from echo_explore.tracing import CachedTracer
+
+    if candidate is None:
+        candidate = candidate_of(JobOptions(**{"micro_batch_size": 1, **job}))
+    with CachedTracer() as tracer:
+        simulator = default_simulator(tracer=tracer, calibration=Path(calibration) if calibration else None)
+        return simulator.predict(
+            candidate, options or SimulationOptions(), timeline=Path(timeline) if timeline else None
+        )
+
+
+def search(space: str | Path, **options: Any) -> "SearchResult":
+    """The best layouts of a search space; `options` are the fields of search.run.SearchOptions."""
+    from echo_explore.search.run import SearchOptions, run_search
+
+    return run_search(SearchOptions(space=str(space), **options))

@@ -1,0 +1,76 @@
+"""From what a user types to a candidate: names looked up, overrides applied, defaults from model and stack."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from echo_explore.core import SpecError
+from echo_explore.specs.base import validate
+from echo_explore.specs.candidate import Candidate, make_candidate
+from echo_explore.specs.layout import parse_layout
+from echo_explore.specs.load import load_cluster, load_model, load_stack
+from echo_explore.specs.overrides import overridden, parse_overrides
+from echo_explore.specs.recipe import TrainingRecipe
+
+FRAMEWORKS = {"megatron": "megatron-core"}
+"""The stack profile that each framework of the command contract means by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options that predict and trace share, as typed."""
+
+    model: str
+    cluster: str
+    layout: str
+    num_gpus: int | None = None
+    global_batch_size: int
+    micro_batch_size: int
+    sequence_length: int | None = None
+    recompute: str = "none"
+    precision: str = "bf16"
+    attention: str | None = None
+    schedule: str = "auto"
+    framework: str = "megatron"
+    stack: str | None = None
+    fusion: str | None = None
+    layer_split: str | None = None
+    overrides: tuple[str, ...] = field(default=())
+
+
+def candidate_of(options: JobOptions) -> Candidate:
+    """The candidate that the options describe.
+
+    Raises:
+        SpecError, PlacementError: the first thing that is wrong.
+    """
+    if options.framework not in FRAMEWORKS:
+        raise SpecError(
+            "framework", options.framework, "is not traced in this version", f"use one of {', '.join(FRAMEWORKS)}"
+        )
+    changes = parse_overrides(options.overrides)
+    model = load_model(options.model, changes)
+    cluster = load_cluster(options.cluster, changes)
+    stack = load_stack(options.stack or FRAMEWORKS[options.framework], changes)
+    recipe_data: dict[str, Any] = {
+        "global_batch_size": options.global_batch_size,
+        "micro_batch_size": options.micro_batch_size,
+        "sequence_length": options.sequence_length or model.max_sequence_length,
+        "precision": options.precision,
+        "recompute": options.recompute,
+        "schedule": options.schedule,
+    }
+    recipe_data |= {k: v for k, v in (("attention", options.attention), ("fusion", options.fusion)) if v is not None}
+    recipe = validate(TrainingRecipe, overridden(recipe_data, changes, "recipe"))
+    layout = parse_layout(options.layout, layer_split=_layer_split(options.layer_split))
+    return make_candidate(
+        model=model, cluster=cluster, layout=layout, recipe=recipe, stack=stack, num_gpus=options.num_gpus
+    )
+
+
+def _layer_split(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.strip("[]").split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SpecError("layer-split", text, "must be whole numbers with commas", "write --layer-split 7,8,8,7")
+    return tuple(int(part) for part in parts)
