@@ -41,7 +41,7 @@ if [ "$(cat "$venv/.home" 2>/dev/null)" != "$PWD" ] || [ -e "$venv/.installing" 
   size="2.4 GB, 2 to 6 minutes"
 fi
 free=$(df -Pk . | awk 'NR==2 {print int($4 / 1024)}')
-[ "$free" -ge 4000 ] || say "only $free MB of disk free; the environment takes about 2,500 MB"
+[ "$free" -ge 4000 ] || say "only $free MB of disk free; the environment takes about 2,500 MB, with a CUDA build of torch twice that"
 say "installing the pinned dependencies ($size); log: $venv/install.log"
 : > "$venv/.installing"
 : > "$venv/install.log"
@@ -51,7 +51,7 @@ heartbeat() {
   seconds=0
   while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
     seconds=$((seconds + 10))
-    now=$(grep -E '^ *(Collecting|Downloading|Processing|Using cached|Installing|Building|Requirement|Obtaining|Preparing)' "$venv/install.log" | tail -n 1 | cut -c1-70)
+    now=$(grep -E '^ *(Collecting|Downloading|Processing|Using cached|Installing|Building|Requirement|Obtaining|Preparing)' "$venv/install.log" | tail -n 1 | sed 's/ packages: .*/ packages/' | cut -c1-70)
     say "$seconds s, $(du -sm "$venv" 2>/dev/null | cut -f1) MB: ${now:-starting pip}"
   done
 }
