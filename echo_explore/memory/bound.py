@@ -1,0 +1,63 @@
+"""A closed-form lower bound of peak memory: what weights alone need, from dimensions and layout, without a trace."""
+
+from echo_explore.memory.static_state import StateBytes, state_bytes
+from echo_explore.specs import Candidate, ModelSpec
+
+
+def memory_lower_bound(candidate: Candidate) -> float:
+    """Bytes that the fullest stage needs at least: parameters, gradients and optimizer states of weight matrices.
+
+    Never above `memory_profile(...).peak_bytes`: biases, norms, gates of experts, latent projections of multi-latent
+    attention, quantised copies, activations and framework memory count as nothing.
+    """
+    model, layout, each = candidate.model, candidate.layout, state_bytes(candidate)
+    kinds, first = model.layer_kinds, 0
+    stages = [0.0] * layout.pipeline_parallel
+    table = embedding_weights(model, layout.tensor_parallel) * _each(each, each.dense_shards)
+    for chunk, num_layers in enumerate(candidate.chunk_layers):
+        stage = chunk % layout.pipeline_parallel
+        for kind in kinds[first : first + num_layers]:
+            stages[stage] += _layer_bytes(candidate, kind, each)
+        first += num_layers
+    stages[0] += table
+    if layout.pipeline_parallel > 1 or not model.tied_embeddings:
+        stages[-1] += table
+    return max(stages)
+
+
+def embedding_weights(model: ModelSpec, tensor_parallel: int) -> int:
+    """Elements of one embedding matrix on a rank."""
+    return model.padded_vocab_size(tensor_parallel) * model.hidden_size // tensor_parallel
+
+
+def attention_weights(model: ModelSpec, tensor_parallel: int) -> int:
+    """Elements of the projections of one attention on a rank; 0 of the latent ones.
+
+    h (a d + 2 g d) + a d h over tp, for hidden h, a heads, g key-value heads of width d.
+    """
+    if model.mla is not None:
+        out = model.num_attention_heads * model.mla.v_head_dim * model.hidden_size
+        return out // tensor_parallel
+    heads, groups = model.num_attention_heads, model.num_key_value_heads
+    return 2 * model.hidden_size * model.head_dim * (heads + groups) // tensor_parallel
+
+
+def feed_forward_weights(model: ModelSpec, ffn_hidden_size: int) -> int:
+    """Elements of one feed-forward over all ranks: 3 h f with a gate (SwiGLU), else 2 h f."""
+    return (3 if model.activation == "swiglu" else 2) * model.hidden_size * ffn_hidden_size
+
+
+def _each(each: StateBytes, shards: int) -> float:
+    return each.parameter_bytes + each.gradient_bytes + each.optimizer_bytes / shards
+
+
+def _layer_bytes(candidate: Candidate, kind: str, each: StateBytes) -> float:
+    model, layout = candidate.model, candidate.layout
+    tensor = layout.tensor_parallel
+    dense = attention_weights(model, tensor)
+    if kind == "dense" or model.moe is None:
+        return (dense + feed_forward_weights(model, model.ffn_hidden_size) // tensor) * _each(each, each.dense_shards)
+    dense += feed_forward_weights(model, model.moe.shared_ffn_hidden_size) // tensor
+    experts = model.moe.num_experts // layout.expert_parallel * feed_forward_weights(model, model.moe.ffn_hidden_size)
+    # Without expert tensor parallelism a rank holds whole experts; a framework that splits them holds 1 / tp of that.
+    return dense * _each(each, each.dense_shards) + experts // tensor * _each(each, each.expert_shards)

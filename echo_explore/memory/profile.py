@@ -1,0 +1,223 @@
+"""Peak memory of every pipeline stage by part, from a trace, a layout and a schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final
+
+from echo_explore.graph import ChunkShape, Parameter, Piece, Trace
+from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
+from echo_explore.memory.static_state import state_bytes, static_state
+from echo_explore.specs import Candidate, ParallelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes on a rank of one pipeline stage when most is in use.
+
+    Attributes:
+        stage: pipeline stage.
+        activations_bytes: saved for the backwards of all micro-batches in flight.
+        transient_bytes: alive only within the pass that runs at the peak (logits, gradients of activations).
+        boundary_bytes: activations and gradients received from and sent to neighbouring stages.
+        framework_bytes: CUDA context and communicators.
+        fragmentation_bytes: reserved by the caching allocator and not in use.
+        in_flight: micro-batches in flight at the peak, by chunk of the stage.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = (
+        "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes",
+        "boundary_bytes", "framework_bytes", "fragmentation_bytes",
+    )  # fmt: skip
+    stage: int
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    transient_bytes: float
+    boundary_bytes: float
+    framework_bytes: float
+    fragmentation_bytes: float
+    in_flight: tuple[int, ...]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by part."""
+        return {name: getattr(self, name) for name in self.PARTS}
+
+    @property
+    def total_bytes(self) -> float:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+    @property
+    def static_bytes(self) -> float:
+        """Parameters, gradients and optimizer states."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """Peak memory of a candidate.
+
+    Attributes:
+        stages: one a pipeline stage, in order.
+        capacity_bytes: memory of one GPU.
+    """
+
+    REFERENCE: ClassVar[str] = (
+        "State by parameter, activations by schedule over traced pieces; Korthikanti et al., arXiv 2205.05198 (2022)"
+    )
+    VERSION: ClassVar[int] = 1
+    stages: tuple[StageMemory, ...]
+    capacity_bytes: float
+
+    @property
+    def peak_stage(self) -> int:
+        """The stage that needs most; the lowest on ties."""
+        return max(self.stages, key=lambda s: (s.total_bytes, -s.stage)).stage
+
+    @property
+    def peak_bytes(self) -> float:
+        """What the stage that needs most needs."""
+        return self.stages[self.peak_stage].total_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Every stage is within a GPU's memory."""
+        return self.peak_bytes <= self.capacity_bytes
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by part on the stage that needs most."""
+        return self.stages[self.peak_stage].parts
+
+    def to_rows(self) -> tuple[dict[str, float | int], ...]:
+        """One row a stage: `stage`, every part, `total_bytes`."""
+        return tuple({"stage": s.stage, **s.parts, "total_bytes": s.total_bytes} for s in self.stages)
+
+
+SHARED_WEIGHT: Final = ("word_embeddings.weight", "output_layer.weight")
+"""Names of the tied embedding in the pieces `embedding` and `head` [megatron-core 0.16.1, 2026-11-30]."""
+
+
+def memory_profile(*, candidate: Candidate, trace: Trace, num_communicators: int | None = None) -> MemoryProfile:
+    """Peak memory of every stage of the candidate.
+
+    Args:
+        candidate: with a resolved recipe.
+        trace: of `tracing.request_of(candidate)`.
+        num_communicators: NCCL communicators that a rank opens; None: one for each axis with more than one rank.
+    """
+    memory = candidate.stack.memory
+    if num_communicators is None:
+        num_communicators = count_communicators(candidate.layout)
+    framework = memory.context_bytes + num_communicators * memory.communicator_bytes
+    return MemoryProfile(
+        stages=tuple(
+            _stage_memory(candidate, trace, stage, framework) for stage in range(candidate.layout.pipeline_parallel)
+        ),
+        capacity_bytes=candidate.cluster.device.memory_bytes,
+    )
+
+
+def count_communicators(layout: ParallelConfig) -> int:
+    """NCCL communicators of a rank: the world, and one for each axis with more than one rank.
+
+    Megatron makes more groups than it uses; NCCL connects a communicator at its first collective.
+    """
+    stages, tensor, experts = layout.pipeline_parallel, layout.tensor_parallel, layout.expert_parallel
+    replicas = layout.data_parallel * layout.context_parallel
+    used = (
+        layout.num_gpus > 1,  # world
+        tensor > 1,
+        layout.context_parallel > 1,
+        replicas > 1,
+        stages > 1,  # transfers
+        stages > 1,  # first and last stage
+        stages * tensor > 1,  # model: gradient norm
+        experts > 1,
+        experts > 1 and replicas * tensor // experts > 1,
+    )
+    return sum(used)
+
+
+def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_bytes: float) -> StageMemory:
+    layout = candidate.layout
+    shapes = stage_chunks(candidate, stage)
+    state = static_state(stage_parameters(candidate, trace, shapes), state_bytes(candidate))
+    peak = activation_peak(
+        [chunk_memory([trace.pieces[name] for name in shape.piece_names(trace.layer_kinds)]) for shape in shapes],
+        num_stages=layout.pipeline_parallel,
+        stage=stage,
+        num_micro_batches=candidate.num_micro_batches,
+    )
+    boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
+    allocated = state.total_bytes + peak.saved_bytes + peak.transient_bytes + boundary
+    return StageMemory(
+        stage=stage,
+        parameters_bytes=state.parameters_bytes,
+        gradients_bytes=state.gradients_bytes,
+        optimizer_bytes=state.optimizer_bytes,
+        activations_bytes=peak.saved_bytes,
+        transient_bytes=peak.transient_bytes,
+        boundary_bytes=boundary,
+        framework_bytes=framework_bytes,
+        fragmentation_bytes=allocated * candidate.stack.memory.fragmentation_fraction,
+        in_flight=peak.in_flight,
+    )
+
+
+def num_boundary_buffers(candidate: Candidate) -> int:
+    """Boundary tensors alive at once: none without pipelining, else one received and one sent, twice that with overlap.
+
+    Under the interleaved schedule with overlap the next tensor is received while the last is sent, in both directions
+    [megatron-core 0.16.1, schedules.py, 2026-11-30].
+    """
+    if candidate.layout.pipeline_parallel == 1:
+        return 0
+    return 4 if candidate.layout.virtual_pipeline > 1 and candidate.recipe.overlap_p2p else 2
+
+
+def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
+    """The chunks of a stage in the order of its virtual pipeline: chunk c of the model lies on stage c mod pp."""
+    layout, layers = candidate.layout, candidate.chunk_layers
+    return tuple(
+        ChunkShape(
+            first_layer=sum(layers[:chunk]),
+            num_layers=layers[chunk],
+            has_embedding=chunk == 0,
+            has_head=chunk == layout.num_chunks - 1,
+        )
+        for chunk in range(stage, layout.num_chunks, layout.pipeline_parallel)
+    )
+
+
+def stage_parameters(candidate: Candidate, trace: Trace, shapes: Sequence[ChunkShape]) -> list[Parameter]:
+    """Parameters of a stage; a tied embedding whose two uses lie on the stage counts once."""
+    names = [name for shape in shapes for name in shape.piece_names(trace.layer_kinds)]
+    once = candidate.model.tied_embeddings and "embedding" in names and "head" in names
+    return [
+        parameter
+        for name in names
+        for parameter in trace.pieces[name].parameters
+        if not (once and name == "head" and parameter.name.endswith(SHARED_WEIGHT))
+    ]
+
+
+def chunk_memory(pieces: Sequence[Piece]) -> ChunkMemory:
+    """Activation bytes of one micro-batch in a chunk, from those of its pieces in forward order.
+
+    The forward peaks in some piece k at sum_{i<k} saved_i + forward_peak_k, the backward at
+    sum_{i<=k} saved_i + backward_peak_k, as pieces free what they saved from the last to the first.
+    """
+    saved = forward = backward = 0.0
+    for piece in pieces:
+        forward = max(forward, saved + piece.forward_peak_bytes)
+        saved += piece.saved_bytes
+        backward = max(backward, saved + piece.backward_peak_bytes)
+    return ChunkMemory(
+        saved_bytes=saved, forward_peak_bytes=max(forward, saved), backward_peak_bytes=max(backward, saved)
+    )
+
+
+assert {f.name for f in fields(StageMemory)} == {"stage", "in_flight", *StageMemory.PARTS}

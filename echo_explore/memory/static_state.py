@@ -1,0 +1,84 @@
+"""Bytes of parameters, gradients and optimizer states on one rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from echo_explore.graph import Parameter
+from echo_explore.specs import Candidate
+
+PARAMETER_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
+"""Bytes of a parameter by precision; 8- and 4-bit recipes keep bf16 parameters [megatron-core 0.16.1, 2026-11-30]."""
+QUANTISED_COPY_BYTES: Final = {"fp8": 2.0, "mxfp8": 2.0625, "nvfp4": 1.125}
+"""Bytes a weight of the quantised copies kept for forward and backward (row-wise and column-wise): 1 B each for fp8,
+with 1/32 B of scales for mxfp8, 1/2 B and 1/16 B of scales for nvfp4 [Transformer Engine 2.x user guide, 2025]."""
+GRADIENT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+"""Bytes of a main gradient by StackProfile.gradient_dtype."""
+ADAM_BYTES: Final = 8.0
+"""Both moments of Adam in fp32, a parameter [Kingma and Ba, arXiv 1412.6980, 2014]."""
+MASTER_BYTES: Final = 4.0
+"""fp32 copy of a 16-bit parameter [Micikevicius et al., arXiv 1710.03740, 2017]; none in fp32 training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticState:
+    """Bytes on one rank that stay for the whole step."""
+
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes a parameter element for a candidate.
+
+    Attributes:
+        dense_shards: ranks over which optimizer states of dense parameters are spread.
+        expert_shards: the same for parameters of experts.
+    """
+
+    parameter_bytes: float
+    quantised_copy_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    dense_shards: int
+    expert_shards: int
+
+
+def state_bytes(candidate: Candidate) -> StateBytes:
+    """Bytes a parameter: 2 + 4 + 12 / shards in mixed precision, 4 + 4 + 8 / shards in fp32.
+
+    With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
+    dense parameters and the size of the expert-data group tp * cp * dp / ep for experts; else 1. The gradient takes
+    StackProfile.gradient_dtype, in fp32 training always fp32.
+    """
+    layout, precision = candidate.layout, candidate.recipe.precision
+    mixed = precision != "fp32"
+    replicas = layout.data_parallel * layout.context_parallel
+    sharded = bool(candidate.recipe.distributed_optimizer)
+    return StateBytes(
+        parameter_bytes=PARAMETER_BYTES[precision],
+        quantised_copy_bytes=QUANTISED_COPY_BYTES.get(precision, 0.0),
+        gradient_bytes=GRADIENT_BYTES[candidate.stack.gradient_dtype] if mixed else 4.0,
+        optimizer_bytes=ADAM_BYTES + (MASTER_BYTES if mixed else 0.0),
+        dense_shards=replicas if sharded else 1,
+        expert_shards=max(1, replicas * layout.tensor_parallel // layout.expert_parallel) if sharded else 1,
+    )
+
+
+def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticState:
+    """Bytes of the parameters that a rank holds."""
+    dense = sum(p.num_elements for p in parameters if not p.expert)
+    expert = sum(p.num_elements for p in parameters if p.expert)
+    quantised = sum(p.num_elements for p in parameters if p.tensor_sharded and p.name.endswith(".weight"))
+    return StaticState(
+        parameters_bytes=(dense + expert) * each.parameter_bytes + quantised * each.quantised_copy_bytes,
+        gradients_bytes=(dense + expert) * each.gradient_bytes,
+        optimizer_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes,
+    )
