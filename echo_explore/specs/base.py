@@ -56,6 +56,7 @@ def translate(error: ValidationError, model: type[BaseModel], *, where: str = ""
     field = where + ".".join(str(step) for step in loc)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UnitError):
+        field = field if cause.field == "quantity" else where + cause.field
         return UnitError(field, cause.value, cause.rule, cause.fix.replace("quantity =", f"{loc[-1]} ="))
     if isinstance(cause, SpecError):
         return SpecError(where + cause.field, cause.value, cause.rule, cause.fix)
@@ -65,7 +66,38 @@ def translate(error: ValidationError, model: type[BaseModel], *, where: str = ""
         return SpecError(field, first["input"], "is not a known key", f"did you mean {hint}?" if hint else "remove it")
     if first["type"] == "missing":
         return SpecError(field, "(missing)", "must be given", f"add {loc[-1]}")
-    return SpecError(field, first["input"], first["msg"].rstrip("."), "correct the value")
+    rule, fix = _plain_words(first)
+    return SpecError(field, first["input"], rule, fix)
+
+
+def _plain_words(complaint: Any) -> tuple[str, str]:
+    """Rule and fix for what pydantic says of a value."""
+    kind, context = complaint["type"], complaint.get("ctx", {})
+    if kind in ("greater_than_equal", "greater_than"):
+        bound = context.get("ge", context.get("gt"))
+        return f"must be {bound} or more" if "ge" in context else f"must be above {bound}", "give a larger number"
+    if kind in ("less_than_equal", "less_than"):
+        bound = context.get("le", context.get("lt"))
+        return f"must be {bound} or less" if "le" in context else f"must be below {bound}", "give a smaller number"
+    if kind == "literal_error":
+        return f"must be {context['expected']}", "use one of them"
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}", f"write it as {_KINDS[kind]}"
+    return str(complaint["msg"]).rstrip("."), "correct the value"
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text in quotes",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
 
 
 def validate(model: type[M], data: object, *, where: str = "") -> M:

@@ -80,6 +80,20 @@ class NodeSpec(StrictModel):
     nic_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="nic_bandwidth")
     pcie_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="pcie_bandwidth")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for field in ("link_bandwidth_bytes_per_s", "nic_bandwidth_bytes_per_s", "pcie_bandwidth_bytes_per_s"):
+            if getattr(self, field) <= 0:
+                raise SpecError(f"node.{field}", getattr(self, field), "must be positive", "correct the value")
+        if self.scale_up_gpus % self.num_gpus:
+            raise SpecError(
+                "node.scale_up_gpus",
+                self.scale_up_gpus,
+                f"must be a multiple of node.gpus = {self.num_gpus}",
+                "correct one of them",
+            )
+        return self
+
     @property
     def domain_gpus(self) -> int:
         """GPUs in one scale-up domain."""

@@ -102,8 +102,8 @@ def parse_layout(text: str, *, layer_split: tuple[int, ...] = ()) -> ParallelCon
                 raise SpecError("layout.sp", number, "must be 0 or 1", "write sp=1")
             values[_SHORT[key]] = number.lower() in ("1", "true")
             continue
-        if not equals or not number.isascii() or not number.removeprefix("-").isdigit():
-            raise SpecError(f"layout.{key}", number, "must be a whole number", f"write {key}=8")
+        if not equals or not number.isascii() or not number.removeprefix("-").isdigit() or len(number) > 9:
+            raise SpecError(f"layout.{key}", number, "must be a whole number of at most 9 digits", f"write {key}=8")
         if int(number) < 1:
             raise SpecError(f"layout.{key}", number, "must be 1 or more", f"write {key}=1 or leave it out")
         values[_SHORT[key]] = int(number)

@@ -40,6 +40,13 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
             f"{model.name} has {model.max_sequence_length} learned positions",
             f"use at most {model.max_sequence_length}",
         )
+    if 0 < model.attention_window < recipe.sequence_length:
+        raise SpecError(
+            "sequence_length",
+            recipe.sequence_length,
+            f"{model.name} looks back {model.attention_window} tokens only, which is not modelled",
+            f"use at most {model.attention_window}",
+        )
     _check_experts(model, layout)
     _check_batch(layout, recipe)
 
@@ -72,7 +79,7 @@ def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
         raise PlacementError(
             "layout.vpp",
             layout.virtual_pipeline,
-            f"{num_micro_batches} micro-batches are not a multiple of pp = {layout.pipeline_parallel}, as interleaving needs",
+            f"{num_micro_batches} micro-batches: interleaving needs multiples of pp = {layout.pipeline_parallel}",
             "change vpp, pp, micro_batch_size or global_batch_size",
         )
     wanted = (

@@ -1,5 +1,6 @@
 """Find and load what a user names: a path, a file of theirs under ECHO_EXPLORE_HOME, or a shipped one."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ def locate(kind: Kind, name: str) -> Path:
     """
     singular = kind.removesuffix("s")
     if "/" in name or name.endswith((".toml", ".json")):
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if not path.is_file():
             raise SpecError(singular, name, "does not exist or is not a file", f"give a path or a name of `{kind}`")
         return path

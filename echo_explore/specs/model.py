@@ -45,9 +45,12 @@ class ModelSpec(StrictModel):
     """A decoder-only transformer; counts are of the whole model.
 
     Attributes:
-        head_dim: width of one attention head; default hidden_size / num_attention_heads.
+        head_dim: width of one attention head; default hidden_size / num_attention_heads, and under multi-latent
+            attention the width of queries and keys.
         num_key_value_heads: key and value heads; default num_attention_heads.
         vocab_size: rows of the published embedding; see `padded_vocab_size`.
+        attention_window: attention looks back so many tokens (sliding window); 0: over the whole sequence. Longer
+            sequences than that are refused: windows are not modelled.
         tied_embeddings: input and output embedding are one matrix.
         linear_bias: linear layers have biases.
         qkv_bias: query, key and value projections have biases even if linear_bias is false.
@@ -62,10 +65,11 @@ class ModelSpec(StrictModel):
     hidden_size: int = Field(ge=1)
     ffn_hidden_size: int = Field(ge=1)
     num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(default=0, ge=0)
-    head_dim: int = Field(default=0, ge=0)
+    num_key_value_heads: int = Field(default=1, ge=1)
+    head_dim: int = Field(default=1, ge=1)
     vocab_size: int = Field(ge=1)
     max_sequence_length: int = Field(ge=1)
+    attention_window: int = Field(default=0, ge=0)
     normalization: Literal["layernorm", "rmsnorm"] = "layernorm"
     activation: Literal["gelu", "swiglu", "relu", "squared-relu"] = "gelu"
     position_embedding: Literal["learned", "rope", "alibi", "none"] = "learned"
@@ -87,6 +91,9 @@ class ModelSpec(StrictModel):
         heads, hidden = data.get("num_attention_heads"), data.get("hidden_size")
         if isinstance(heads, int) and heads > 0:
             data.setdefault("num_key_value_heads", heads)
+            if isinstance(data.get("mla"), dict) and "head_dim" not in data:
+                parts = [data["mla"].get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")]
+                data["head_dim"] = sum(p for p in parts if isinstance(p, int)) or 1  # MlaSpec refuses what is no number
             if isinstance(hidden, int) and "head_dim" not in data:
                 if hidden % heads:
                     raise SpecError(

@@ -1,12 +1,12 @@
 """What a search looks at: the TOML of `search_spaces/`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from echo_explore.core import SpecError
 from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
-from echo_explore.specs.recipe import Attention, Fusion, TrainPrecision
+from echo_explore.specs.recipe import Attention, Fusion, Recompute, TrainPrecision
 
 
 def _sizes(value: Any) -> Any:
@@ -65,6 +65,24 @@ class SearchAxes(StrictModel):
     recompute: StringTuple = ("none",)
     sequence_parallel: BoolTuple = (False,)
     uneven_stages: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for axis, choices in self:
+            if not isinstance(choices, tuple):
+                continue
+            if not choices:
+                raise SpecError(
+                    f"search.{axis}", "[]", "offers no choice", "give at least one value or leave the line out"
+                )
+            if len(set(choices)) < len(choices):
+                raise SpecError(f"search.{axis}", str(list(choices)), "names a value twice", "give each value once")
+            for choice in choices:
+                if isinstance(choice, int) and not isinstance(choice, bool) and choice < 1:
+                    raise SpecError(f"search.{axis}", choice, "must be 1 or more", "give positive whole numbers")
+                if axis == "recompute" and choice not in get_args(Recompute):
+                    raise SpecError(f"search.{axis}", choice, "is not a kind", f"use {', '.join(get_args(Recompute))}")
+        return self
 
 
 class Constraints(StrictModel):
