@@ -1,0 +1,27 @@
+"""Simulated steps: schedules, the event engine, breakdown, bounds and trace export."""
+
+from echo_explore.timeline.blocks import Fidelity
+from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
+from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, Schedule, StageJob
+from echo_explore.timeline.ports import InterferenceModel, PairTable
+from echo_explore.timeline.schedules import schedule_order
+from echo_explore.timeline.spans import Span
+from echo_explore.timeline.step import StepTimeline, simulate_step
+
+__all__ = [
+    "BREAKDOWN_KEYS",
+    "ChunkJob",
+    "ClassTimes",
+    "Fidelity",
+    "GradientBucket",
+    "InterferenceModel",
+    "PairTable",
+    "ParameterGather",
+    "PipelineJob",
+    "Schedule",
+    "Span",
+    "StageJob",
+    "StepTimeline",
+    "schedule_order",
+    "simulate_step",
+]

@@ -1,4 +1,4 @@
-"""What the timeline simulates: one rank class per pipeline stage, its timed chunks, transfers and the end of the step."""
+"""What the timeline simulates: a rank class per pipeline stage, its timed chunks, transfers, the end of the step."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -88,8 +88,8 @@ class PipelineJob:
             stream; else they run after the last backward of the stage, one after the other.
         overlap_param_gather: gathers run beside the first forward.
         overlap_p2p: transfers run beside compute; else the sender's compute stream waits for its send.
-        host_launch_s: host time to launch one kernel or collective; 0 with CUDA graphs. A forward or backward of a chunk
-            lasts at least its number of launches times this.
+        host_launch_s: host time to launch one kernel or collective; 0 with CUDA graphs. A forward or backward of a
+            chunk lasts at least its number of launches times this.
         host_step_s: host time once a step, after the epilogue.
     """
 

@@ -1,0 +1,137 @@
+"""The distinct forwards and backwards of a job, each with its ops and, when nothing disturbs it, as one op."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from echo_explore.graph import TimedGraph
+from echo_explore.graph.coalesce import coalesce
+from echo_explore.graph.execution_graph import Ints
+from echo_explore.timeline.charges import charge_rank
+from echo_explore.timeline.job import ChunkJob, PipelineJob
+from echo_explore.timeline.ops import Charge
+from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, rank_ops, run_program
+from echo_explore.timeline.schedules import BACKWARD, FORWARD
+from echo_explore.timeline.templates import Template, collapse, expand, num_launches
+
+Fidelity = Literal["kernel", "block"]
+
+_IDENTITY = ("kind", "op_class", "phase", "collective", "axis", "asynchronous", "awaits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks:
+    """Templates of all forwards and backwards.
+
+    Attributes:
+        which: (num_stages, 2, num_chunks) number of the distinct block, by stage, phase and chunk.
+        expanded: templates with all rows, by distinct block.
+        collapsed: templates of one body, by distinct block.
+        row_of: by distinct block, row of `expanded` that a row of the job's graph is in.
+        num_simulated_ops: ops that the engine ran to measure them.
+    """
+
+    which: Ints
+    expanded: tuple[Template, ...]
+    collapsed: tuple[Template, ...]
+    row_of: tuple[Ints, ...]
+    num_simulated_ops: int
+
+    def op_after(self, block: int, row: int) -> int:
+        """Op of the expanded template that ends when row `row` of the job's graph and those before it are done."""
+        return int(self.expanded[block].done_op[self.row_of[block][row]])
+
+    def op_at(self, block: int, row: int) -> int:
+        """Op of the expanded template that row `row` of the job's graph starts with."""
+        return int(self.expanded[block].first_op[self.row_of[block][row]])
+
+
+def _content(timed: TimedGraph) -> bytes:
+    digest = hashlib.blake2b(timed.time_s.tobytes() + timed.sigma_log.tobytes(), digest_size=16)
+    for column in _IDENTITY:
+        digest.update(getattr(timed.graph, column).tobytes())
+    return digest.digest()
+
+
+def _broken_rows(chunk: ChunkJob, phase: int) -> tuple[int, ...]:
+    if phase == FORWARD:
+        return tuple(sorted({gather.needed_before for gather in chunk.gathers}))
+    return tuple(sorted({bucket.ready_after for bucket in chunk.buckets}))
+
+
+def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks:
+    """The blocks of the job, each distinct one measured once alone on its rank.
+
+    Args:
+        job: the step.
+        pairs: slowdowns, which act between the kernels and the collectives of one block too.
+        fidelity: "kernel": rows as traced; "block": kernels between communications coalesced.
+    """
+    num_chunks = len(job.stages[0].chunks)
+    which = np.zeros((len(job.stages), 2, num_chunks), dtype=np.int64)
+    known: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    contents: dict[int, bytes] = {}
+    expanded: list[Template] = []
+    row_of: list[Ints] = []
+    for s, stage in enumerate(job.stages):
+        for v, chunk in enumerate(stage.chunks):
+            for phase, timed in ((FORWARD, chunk.forward), (BACKWARD, chunk.backward)):
+                content = contents.get(id(timed)) or contents.setdefault(id(timed), _content(timed))
+                broken = _broken_rows(chunk, phase) if fidelity == "block" else ()
+                number = known.setdefault((content, broken), len(expanded))
+                which[s, phase, v] = number
+                if number < len(expanded):
+                    continue
+                host_s = num_launches(timed) * job.host_launch_s
+                rows = np.arange(timed.graph.num_ops, dtype=np.int64)
+                if fidelity == "block":
+                    coarse = coalesce(
+                        timed,
+                        break_before=broken if phase == FORWARD else (),
+                        break_after=broken if phase == BACKWARD else (),
+                    )
+                    timed, rows = coarse.timed, coarse.row_of
+                expanded.append(expand(timed, host_s=host_s))
+                row_of.append(rows)
+    collapsed, num_ops = _measure(expanded, pairs)
+    return Blocks(
+        which=which,
+        expanded=tuple(expanded),
+        collapsed=tuple(collapsed),
+        row_of=tuple(row_of),
+        num_simulated_ops=num_ops,
+    )
+
+
+def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template], int]:
+    """Each template as one body, from a run in which each has a rank for itself; and the ops of that run."""
+    pool = Pool.of(templates)
+    copies = copy_templates(pool, np.arange(len(templates), dtype=np.int64))
+    n = copies.ops.num_ops
+    program = Program(
+        ops=copies.ops,
+        rank=copies.owner,
+        peer=np.full(n, -1, dtype=np.int64),
+        order=np.arange(n, dtype=np.float64),
+        group=np.full(n, -1, dtype=np.int64),
+        source=copies.source,
+        copy=copies.owner,
+        num_ranks=len(templates),
+    )
+    times = run_program(program, pairs)
+    is_host = copies.ops.charge == Charge.HOST
+    is_work = copies.ops.charge < Charge.HOST
+    collapsed = []
+    for i, template in enumerate(templates):
+        rows = slice(int(copies.entry[i]), int(copies.exit[i]) + 1)
+        body_s = float(times.end_s[rows][is_work[rows]].max(initial=0.0))
+        host_s = float(times.end_s[rows][is_host[rows]].max(initial=0.0))
+        ran = rank_ops(program, times, i, copies.owner)
+        charges = charge_rank(ran, pool.bodies, from_s=0.0, to_s=body_s)
+        collapsed.append(
+            collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges)
+        )
+    return collapsed, n

@@ -1,0 +1,94 @@
+"""A step explained: breakdown by key, times of every rank class, and how uncertain the step time is."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_explore.graph import OpClass
+from echo_explore.graph.execution_graph import Floats
+from echo_explore.timeline.charges import AXIS_SIGMA, BUSY, CLASS_SIGMA, NUM_AXES, Column
+from echo_explore.timeline.ports import NUM_CODES
+
+BREAKDOWN_KEYS: dict[str, Column] = {
+    "compute_s": Column.COMPUTE,
+    "optimizer_s": Column.OPTIMIZER,
+    "tensor_s": Column.TENSOR,
+    "context_s": Column.CONTEXT,
+    "expert_s": Column.EXPERT,
+    "data_s": Column.DATA,
+    "pipeline_s": Column.PIPELINE,
+    "bubble_s": Column.BUBBLE,
+    "host_s": Column.HOST,
+    "recompute_s": Column.RECOMPUTE,
+    "interference_s": Column.INTERFERENCE,
+}
+"""Keys of a breakdown; the last two are parts of compute_s, the others add up to the step time."""
+
+AXIS_NAMES = ("tensor", "context", "expert", "data", "pipeline")
+
+_TIE = 1e-10  # relative; far above rounding (1e-13 over a million ops), far below any effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTimes:
+    """Times of one rank class in a step.
+
+    Attributes:
+        label: of its stage.
+        multiplicity: ranks in the class.
+        finish_s: end of its step.
+        busy_s: seconds of kernels ("compute") and of transfers by axis, whether or not something hides them.
+        exposed_s: seconds charged to transfers by axis, and "bubble" and "host".
+    """
+
+    label: str
+    multiplicity: int
+    finish_s: float
+    busy_s: dict[str, float]
+    exposed_s: dict[str, float]
+
+
+def breakdown_of(charges: Floats) -> dict[str, float]:
+    """Seconds by key of `BREAKDOWN_KEYS`."""
+    return {key: float(charges[column]) for key, column in BREAKDOWN_KEYS.items()}
+
+
+def class_times(label: str, multiplicity: int, finish_s: float, charges: Floats) -> ClassTimes:
+    """The times of a rank class from its charges."""
+    busy = {"compute": float(charges[Column.COMPUTE] + charges[Column.OPTIMIZER])}
+    exposed = {}
+    for axis, name in enumerate(AXIS_NAMES):
+        busy[name] = float(charges[BUSY + axis])
+        exposed[name] = float(charges[Column.TENSOR + axis])
+    exposed["bubble"] = float(charges[Column.BUBBLE])
+    exposed["host"] = float(charges[Column.HOST])
+    return ClassTimes(label=label, multiplicity=multiplicity, finish_s=finish_s, busy_s=busy, exposed_s=exposed)
+
+
+def critical_class(finish_s: Floats) -> int:
+    """The rank class that finishes last; the lowest of those that do within rounding."""
+    return int(np.argmax(finish_s >= finish_s.max() * (1 - _TIE)))
+
+
+def step_sigma_log(charges: Floats) -> float:
+    """Standard deviation of the log of the step time, from the charges of the critical class.
+
+    sigma = sqrt(sum_c (sum_i t_i sigma_i)^2) / T, c over kernel classes and axes of communication, i over what was
+    charged to c: errors of one class are taken as fully correlated, those of two classes as independent.
+
+    # Approximation: a bubble is time in which peers do the same kinds of work, so it is spread over the classes of
+    # forward and backward in proportion (either direction where the stages differ).
+    """
+    total = float(charges[: Column.HOST + 1].sum())
+    if total <= 0:
+        return 0.0
+    per_class = charges[CLASS_SIGMA : CLASS_SIGMA + NUM_CODES].copy()
+    per_axis = charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES].copy()
+    peers_do = [Column.COMPUTE, Column.TENSOR, Column.CONTEXT, Column.EXPERT, Column.PIPELINE]
+    work = float(charges[peers_do].sum())
+    if work > 0:
+        stretch = 1 + float(charges[Column.BUBBLE]) / work
+        per_class[np.arange(NUM_CODES) != OpClass.OPTIMIZER] *= stretch
+        per_axis[np.arange(NUM_AXES) != AXIS_NAMES.index("data")] *= stretch
+    return math.sqrt(float((per_class**2).sum() + (per_axis**2).sum())) / total

@@ -1,0 +1,139 @@
+"""Every instant of a rank charged once, as a vector that adds up over blocks and periods."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.timeline.ops import Charge
+from echo_explore.timeline.ports import NUM_CODES
+
+
+class Column(IntEnum):
+    """Entries of a charge vector, in seconds; those up to HOST add up to the time of the rank."""
+
+    COMPUTE = 0
+    OPTIMIZER = 1
+    TENSOR = 2
+    CONTEXT = 3
+    EXPERT = 4
+    DATA = 5
+    PIPELINE = 6
+    BUBBLE = 7
+    HOST = 8
+    RECOMPUTE = 9
+    """Part of COMPUTE."""
+    INTERFERENCE = 10
+    """Part of COMPUTE."""
+
+
+NUM_EXCLUSIVE = 9
+"""Columns that exclude each other."""
+NUM_AXES = 5
+"""Tensor, context, expert, data, pipeline."""
+BUSY = 11
+"""First of NUM_AXES columns: seconds of transfers by axis, exposed or not."""
+CLASS_SIGMA = BUSY + NUM_AXES
+"""First of NUM_CODES columns: charged seconds of kernels times the sigma of their log, by OpClass."""
+AXIS_SIGMA = CLASS_SIGMA + NUM_CODES
+"""First of NUM_AXES columns: charged seconds of transfers times the sigma of their log, by axis."""
+NUM_COLUMNS = AXIS_SIGMA + NUM_AXES
+
+_BUSY, _FIRST_AXIS, _HOST, _IDLE = 0, 1, 6, 7  # levels of the sweep: the lowest present gets the instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankOps:
+    """Ops of one rank as they ran, and the transfers of peers to it; columns of shape (num_ops,).
+
+    Attributes:
+        start_s: start.
+        end_s: end.
+        charge: Charge.
+        op_class: OpClass of a kernel.
+        duration_s: alone.
+        sigma_log: of duration_s.
+        body: row of the body table for a `Charge.BODY`, else -1.
+        incoming: the op is a peer's transfer to this rank.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    charge: Ints
+    op_class: Ints
+    duration_s: Floats
+    sigma_log: Floats
+    body: Ints
+    incoming: npt.NDArray[np.bool_]
+
+
+def charge_rank(ops: RankOps, bodies: Floats, *, from_s: float, to_s: float) -> Floats:
+    """Charges between two instants, `(NUM_COLUMNS,)`.
+
+    Kernels of one rank never overlap each other. An instant without one goes to a transfer of the rank that is under way
+    (tensor, context, expert, data, pipeline in this order), else to the host if it is launching, else to the bubble.
+
+    Args:
+        ops: of the rank. Bodies must lie wholly inside or outside the window.
+        bodies: (num_bodies, NUM_COLUMNS) charges of the bodies.
+        from_s: start of the window.
+        to_s: end of the window.
+    """
+    charges = np.zeros(NUM_COLUMNS)
+    start = np.clip(ops.start_s, from_s, to_s)
+    end = np.clip(ops.end_s, from_s, to_s)
+    lasts = end > start
+    is_body = (ops.charge == Charge.BODY) & lasts
+    if is_body.any():
+        charges += np.bincount(ops.body[is_body], minlength=bodies.shape[0]).astype(np.float64) @ bodies
+    _charge_kernels(charges, ops, (end - start) * (~is_body & (ops.charge <= Charge.OPTIMIZER)))
+    lasts &= ops.charge < Charge.MARK
+    _charge_rest(charges, ops, start, end, np.flatnonzero(lasts), from_s=from_s, to_s=to_s)
+    return charges
+
+
+def _charge_kernels(charges: Floats, ops: RankOps, took: Floats) -> None:
+    is_optimizer = ops.charge == Charge.OPTIMIZER
+    in_optimizer = float(took[is_optimizer].sum())
+    charges[Column.OPTIMIZER] += in_optimizer
+    charges[Column.COMPUTE] += float(took[~is_optimizer].sum())
+    charges[Column.RECOMPUTE] += float(took[ops.charge == Charge.RECOMPUTE].sum())
+    slowed = np.where(is_optimizer | (took == 0), 0.0, took - ops.duration_s)
+    charges[Column.INTERFERENCE] += float(slowed.sum())
+    charges[CLASS_SIGMA : CLASS_SIGMA + NUM_CODES] += np.bincount(
+        ops.op_class, weights=took * ops.sigma_log, minlength=NUM_CODES
+    )
+
+
+def _charge_rest(
+    charges: Floats, ops: RankOps, start: Floats, end: Floats, rows: Ints, *, from_s: float, to_s: float
+) -> None:
+    level_of = np.where(ops.charge[rows] <= Charge.OPTIMIZER, _BUSY, ops.charge[rows] - int(Charge.TENSOR) + _FIRST_AXIS)
+    time = np.concatenate([[from_s], start[rows], end[rows], [to_s]])
+    level = np.concatenate([[_IDLE], level_of, level_of, [_IDLE]])
+    step = np.concatenate([[1], np.ones_like(rows), -np.ones_like(rows), [-1]])
+    order = np.argsort(time, kind="stable")
+    time = time[order]
+    open_now = np.zeros((time.shape[0], _IDLE + 1), dtype=np.int32)
+    open_now[np.arange(time.shape[0]), level[order]] = step[order]
+    open_now = np.cumsum(open_now, axis=0, dtype=np.int32)
+    winner = np.argmax(open_now[:-1] > 0, axis=1)
+    length = np.diff(time)
+    exclusive = np.bincount(winner, weights=length, minlength=_IDLE + 1)
+    charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_FIRST_AXIS:_HOST]
+    charges[Column.HOST] += exclusive[_HOST]
+    charges[Column.BUBBLE] += exclusive[_IDLE]
+    for axis in range(NUM_AXES):
+        mine = rows[level_of == _FIRST_AXIS + axis]
+        if mine.size == 0:
+            continue
+        exposed_until = np.concatenate([[0.0], np.cumsum(np.where(winner == _FIRST_AXIS + axis, length, 0.0))])
+        exposed = exposed_until[np.searchsorted(time, end[mine])] - exposed_until[np.searchsorted(time, start[mine])]
+        total = float(exposed.sum())
+        if total > 0:
+            mean_sigma = float(exposed @ ops.sigma_log[mine]) / total
+            charges[AXIS_SIGMA + axis] += exclusive[_FIRST_AXIS + axis] * mean_sigma
+        own = mine[~ops.incoming[mine]]
+        charges[BUSY + axis] += float((end[own] - start[own]).sum())

@@ -1,0 +1,55 @@
+"""Is a job well formed?"""
+
+import math
+
+from echo_explore.core import SpecError
+from echo_explore.timeline.job import ChunkJob, PipelineJob
+from echo_explore.timeline.schedules import check_schedule
+
+
+def check_job(job: PipelineJob) -> None:
+    """Refuse a job that cannot run.
+
+    Raises:
+        SpecError: no stage, stages with different numbers of chunks, a schedule that does not fit them, rows that do not
+            exist, times that are negative or not finite.
+    """
+    if not job.stages or not job.stages[0].chunks:
+        raise SpecError("stages", len(job.stages), "a job needs a stage with a chunk", "give at least one of each")
+    num_chunks = {len(stage.chunks) for stage in job.stages}
+    if len(num_chunks) > 1:
+        raise SpecError("stages.chunks", sorted(num_chunks), "all stages need as many chunks", "split the layers alike")
+    virtual, pipeline = num_chunks.pop(), len(job.stages)
+    check_schedule(
+        pipeline_parallel=pipeline, virtual_pipeline=virtual, num_micro_batches=job.num_micro_batches
+    )
+    fits = {"no-pipelining": pipeline == 1, "1f1b": virtual == 1, "interleaved": virtual > 1}
+    if not fits.get(job.schedule, False):
+        right = "no-pipelining" if pipeline == 1 else "interleaved" if virtual > 1 else "1f1b"
+        raise SpecError("schedule", job.schedule, f"does not fit {pipeline} stages of {virtual} chunks", f"use {right}")
+    _check_seconds("host_launch_s", job.host_launch_s)
+    _check_seconds("host_step_s", job.host_step_s)
+    for s, stage in enumerate(job.stages):
+        _check_seconds(f"stages[{s}].send_forward_s", stage.send_forward_s)
+        _check_seconds(f"stages[{s}].send_backward_s", stage.send_backward_s)
+        for v, chunk in enumerate(stage.chunks):
+            _check_chunk(f"stages[{s}].chunks[{v}]", chunk)
+
+
+def _check_chunk(where: str, chunk: ChunkJob) -> None:
+    for i, bucket in enumerate(chunk.buckets):
+        _check_seconds(f"{where}.buckets[{i}].time_s", bucket.time_s)
+        _check_row(f"{where}.buckets[{i}].ready_after", bucket.ready_after, chunk.backward.graph.num_ops)
+    for i, gather in enumerate(chunk.gathers):
+        _check_seconds(f"{where}.gathers[{i}].time_s", gather.time_s)
+        _check_row(f"{where}.gathers[{i}].needed_before", gather.needed_before, chunk.forward.graph.num_ops)
+
+
+def _check_seconds(field: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise SpecError(field, value, "must be finite and not negative", "price it again")
+
+
+def _check_row(field: str, row: int, num_rows: int) -> None:
+    if not 0 <= row < num_rows:
+        raise SpecError(field, row, f"must be a row of its graph of {num_rows} rows", "count rows from 0")

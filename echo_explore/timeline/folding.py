@@ -1,0 +1,97 @@
+"""The periodic steady state of a pipeline: a short run proves it, and stands for any number of micro-batches.
+
+Theorem used. Up to the micro-batch c, a run with n micro-batches is the start of any longer run, if c is at least one
+warm-up before its end. Say that all blocks and transfers of the last w micro-batches up to c, w covering the warm-up,
+end one constant later than those of g micro-batches before, on all stages. What comes after c depends on what came
+before only through them, by the same rules, so it is shifted by the same constant, and so on until the forwards run out;
+a run with k g micro-batches more ends exactly k constants later. Where stages are uneven the steady state may begin
+late; then a longer run is made, in the end the full one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_explore.graph.execution_graph import Ints
+from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.pipeline import StepProgram
+from echo_explore.timeline.program import Times
+from echo_explore.timeline.schedules import BACKWARD
+
+_EQUAL = 1e-9  # of the period: after any number of periods the error stays below this share of the step
+_GROWTH = 4  # next try is that much longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Period:
+    """A steady state.
+
+    Attributes:
+        micro_batches: of one period.
+        length_s: of one period.
+        from_s: (num_stages,) start of one period by stage, where no body is cut.
+        to_s: (num_stages,) its end.
+    """
+
+    micro_batches: int
+    length_s: float
+    from_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    to_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def _is_interleaved(job: PipelineJob) -> bool:
+    return len(job.stages[0].chunks) > 1
+
+
+def trial_lengths(job: PipelineJob) -> Iterator[int]:
+    """Numbers of micro-batches to try, short first, the job's own last."""
+    full, p = job.num_micro_batches, len(job.stages)
+    if _is_interleaved(job):
+        step, length = p, 7 * p
+    else:
+        step, length = 2, 3 * p + 4
+    while length + 2 * step < full:
+        yield length + (full - length) % step
+        length *= _GROWTH
+    yield full
+
+
+def find_period(job: PipelineJob, step: StepProgram, times: Times) -> Period | None:
+    """The steady state that the run has reached before its forwards run out; None if there is none to prove."""
+    p, n = len(job.stages), step.layout.at.shape[3]
+    if _is_interleaved(job):
+        return _period(step, times, last=n - 2 * p - 1, window=2 * p, micro_batches=p)
+    last = n - p - 1
+    for micro_batches in (1, 2):
+        if found := _period(step, times, last=last, window=p + 1, micro_batches=micro_batches):
+            return found
+    return None
+
+
+def _period(step: StepProgram, times: Times, *, last: int, window: int, micro_batches: int) -> Period | None:
+    first = last - window + 1
+    if first - micro_batches < 1:
+        return None
+    now = step.layout.at[..., first : last + 1]
+    before = step.layout.at[..., first - micro_batches : last + 1 - micro_batches]
+    if step.is_expanded[now].any() or step.is_expanded[before].any():
+        return None
+    early = times.start_s[step.entry[before]].min()
+    if step.gathers.size and times.end_s[step.gathers].max() > early:
+        return None
+    shift = times.end_s[step.exit[now]] - times.end_s[step.exit[before]]
+    sent_now, sent_before = step.send_of[now], step.send_of[before]
+    sends = sent_now >= 0
+    sent = times.end_s[sent_now[sends]] - times.end_s[sent_before[sends]]
+    length = float(shift.flat[0])
+    if length <= 0 or not (_near(shift, length) and _near(sent, length)):
+        return None
+    at: Ints = step.entry[step.layout.at[:, BACKWARD, 0, [last - micro_batches, last]]]
+    return Period(
+        micro_batches=micro_batches, length_s=length, from_s=times.start_s[at[:, 0]], to_s=times.start_s[at[:, 1]]
+    )
+
+
+def _near(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], length: float) -> bool:
+    return bool((np.abs(values - length) <= _EQUAL * length).all())

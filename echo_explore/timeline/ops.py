@@ -1,0 +1,126 @@
+"""The streams of a rank, what its time is charged to, and ops as column arrays."""
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Self
+
+import numpy as np
+
+from echo_explore.core import SpecError
+from echo_explore.graph import Axis
+from echo_explore.graph.execution_graph import Floats, Ints
+
+
+class Stream(IntEnum):
+    """In-order queues of one rank; NCCL has one per communicator."""
+
+    COMPUTE = 0
+    TENSOR = 1
+    CONTEXT = 2
+    EXPERT = 3
+    DATA = 4
+    SEND_FORWARD = 5
+    SEND_BACKWARD = 6
+    MODEL = 7
+    """Collectives over stages: tied embeddings, gradient norm."""
+    HOST = 8
+    """Launches of a block, counted as one op."""
+
+
+class Charge(IntEnum):
+    """What an op is charged to while it runs; the smaller wins where several run, `BODY` to `OPTIMIZER` never overlap."""
+
+    BODY = 0
+    """A whole forward or backward as one op; its charges are known."""
+    KERNEL = 1
+    RECOMPUTE = 2
+    OPTIMIZER = 3
+    TENSOR = 4
+    CONTEXT = 5
+    EXPERT = 6
+    DATA = 7
+    PIPELINE = 8
+    HOST = 9
+    MARK = 10
+    """Takes no time: begin, end, wait."""
+
+
+NUM_STREAMS = len(Stream)
+
+_AXIS_STREAM = {
+    Axis.TENSOR: (Stream.TENSOR, Charge.TENSOR),
+    Axis.CONTEXT: (Stream.CONTEXT, Charge.CONTEXT),
+    Axis.EXPERT: (Stream.EXPERT, Charge.EXPERT),
+    Axis.DATA: (Stream.DATA, Charge.DATA),
+    Axis.EXPERT_DATA: (Stream.DATA, Charge.DATA),
+    Axis.PIPELINE: (Stream.MODEL, Charge.PIPELINE),
+    Axis.EMBEDDING: (Stream.MODEL, Charge.PIPELINE),
+    Axis.MODEL: (Stream.MODEL, Charge.PIPELINE),
+}
+AXIS_STREAM: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[0] for axis in Axis], dtype=np.int64)
+"""(num_axes,) Stream of a collective by Axis; -1 where there is none."""
+AXIS_CHARGE: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[1] for axis in Axis], dtype=np.int64)
+"""(num_axes,) Charge of a collective by Axis; -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ops:
+    """Ops as columns of shape (num_ops,), and the edges between them.
+
+    Attributes:
+        stream: Stream.
+        charge: Charge.
+        op_class: OpClass of a kernel, 0 for others.
+        collective: Collective that a kernel would feel, 0 for others.
+        axis: Axis of a collective, 0 for others.
+        duration_s: alone.
+        sigma_log: of duration_s.
+        row: row of the graph it came from, -1 for others.
+        edge_source: (num_edges,) op that must end ...
+        edge_target: (num_edges,) ... before this one starts.
+    """
+
+    stream: Ints
+    charge: Ints
+    op_class: Ints
+    collective: Ints
+    axis: Ints
+    duration_s: Floats
+    sigma_log: Floats
+    row: Ints
+    edge_source: Ints
+    edge_target: Ints
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops."""
+        return int(self.stream.shape[0])
+
+    @classmethod
+    def blank(cls, num_ops: int) -> Self:
+        """Marks on the compute stream, without edges."""
+        values: dict[str, Ints | Floats] = {
+            item.name: np.zeros(num_ops, dtype=np.float64 if item.name in ("duration_s", "sigma_log") else np.int64)
+            for item in fields(cls)
+        }
+        values["charge"][:] = Charge.MARK
+        values["row"][:] = -1
+        values["edge_source"] = np.zeros(0, dtype=np.int64)
+        values["edge_target"] = np.zeros(0, dtype=np.int64)
+        return cls(**values)  # type: ignore[arg-type]  # each column has its own dtype
+
+
+OP_COLUMNS = tuple(item.name for item in fields(Ops) if not item.name.startswith("edge_"))
+"""Columns of `Ops` that have one entry an op."""
+
+
+def check_times(field: str, values: Floats) -> None:
+    """Refuse times that are negative or not finite.
+
+    Raises:
+        SpecError: naming the first bad one.
+    """
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise SpecError(f"{field}[{at}]", float(values[at]), "must be finite and not negative", "price it again")

@@ -1,0 +1,63 @@
+"""Which forwards and backwards data-parallel traffic may disturb, and so must run row by row."""
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.graph import Collective
+from echo_explore.graph.execution_graph import Ints
+from echo_explore.timeline.blocks import Blocks
+from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.pipeline import Layout, StepProgram
+from echo_explore.timeline.program import Pairs, Times
+from echo_explore.timeline.schedules import BACKWARD, FORWARD
+
+
+def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
+    """Whether a bucket reduction or a parameter gather beside a block can change either of them."""
+    codes: set[int] = set()
+    for stage in job.stages:
+        for chunk in stage.chunks:
+            codes |= {int(b.collective) for b in chunk.buckets if job.overlap_grad_reduce}
+            codes |= {int(Collective.ALL_GATHER) for _ in chunk.gathers if job.overlap_param_gather}
+    if not codes:
+        return False
+    columns = sorted(codes)
+    slows = (pairs.compute[:, columns] > 1).any() or (pairs.collective[:, columns] > 1).any()
+    return bool(slows) or any(template.uses_data_stream for template in blocks.expanded)
+
+
+def first_guess(job: PipelineJob, layout: Layout, *, sensitive: bool) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) blocks to run row by row: those that start or await data-parallel traffic, and if it disturbs those
+    that the stage runs after the first reduction.
+    """
+    is_expanded = np.zeros(layout.num_blocks, dtype=np.bool_)
+    last = layout.at.shape[3] - 1
+    for s, stage in enumerate(job.stages):
+        starts = []
+        for v, chunk in enumerate(stage.chunks):
+            if chunk.gathers and job.overlap_param_gather:
+                is_expanded[layout.at[s, FORWARD, v, 0]] = True
+            if chunk.buckets and job.overlap_grad_reduce:
+                starts.append(int(layout.at[s, BACKWARD, v, last]))
+        is_expanded[starts] = True
+        if sensitive and starts:
+            is_expanded[min(starts) : (s + 1) * layout.per_stage] = True
+    return is_expanded
+
+
+def disturbed_blocks(step: StepProgram, times: Times) -> Ints:
+    """Blocks that ran as one body while a bucket reduction or a gather of their rank was under way."""
+    found: list[Ints] = []
+    traffic = np.concatenate([step.gathers, step.buckets])
+    rank = step.program.rank[traffic]
+    bodies = np.flatnonzero(~step.is_expanded)
+    for s in np.unique(rank):
+        mine = traffic[rank == s]
+        mine = mine[np.argsort(times.start_s[mine], kind="stable")]
+        blocks = bodies[step.layout.stage[bodies] == s]
+        begin, finish = times.start_s[step.entry[blocks]], times.end_s[step.exit[blocks]]
+        # Transfers of a rank do not overlap each other: the last one to start before the block ends is the one to look at.
+        before = np.searchsorted(times.start_s[mine], finish, side="left") - 1
+        touches = (before >= 0) & (times.end_s[mine[np.maximum(before, 0)]] > begin)
+        found.append(blocks[touches])
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,247 @@
+"""All ops of a step, linked and ordered, and their run through the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_explore.core import EchoError, SpecError
+from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.timeline.charges import NUM_COLUMNS, RankOps
+from echo_explore.timeline.engine import run_events
+from echo_explore.timeline.ops import NUM_STREAMS, OP_COLUMNS, Ops, Stream
+from echo_explore.timeline.ports import NUM_CODES, InterferenceModel
+from echo_explore.timeline.templates import Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairs:
+    """A checked pair table.
+
+    Attributes:
+        compute: (16, 16) factors on kernels.
+        collective: (16, 16) factors on collectives.
+    """
+
+    compute: Floats
+    collective: Floats
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether nothing slows anything."""
+        return bool((self.compute == 1).all() and (self.collective == 1).all())
+
+
+def checked_pairs(model: InterferenceModel) -> Pairs:
+    """The pair table of the model.
+
+    Raises:
+        SpecError: wrong shape, or a factor that is not finite or below 1.
+    """
+    table = model.pair_table()
+    factors = {}
+    for name, values in (("compute", table.compute), ("collective", table.collective)):
+        array = np.ascontiguousarray(values, dtype=np.float64)
+        if array.shape != (NUM_CODES, NUM_CODES):
+            raise SpecError(f"interference.{name}", array.shape, "must have shape (16, 16)", "give a factor a pair")
+        if not (np.isfinite(array) & (array >= 1)).all():
+            raise SpecError(f"interference.{name}", float(array.min()), "every factor must be 1 or more", "check the model")
+        factors[name] = array
+    return Pairs(**factors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pool:
+    """Templates laid end to end, so that copies of many are gathered at once.
+
+    Attributes:
+        templates: the templates.
+        ops: their ops.
+        first: (num_templates + 1,) offsets of their ops.
+        first_edge: (num_templates + 1,) offsets of their edges.
+        bodies: (num_templates, NUM_COLUMNS) charges of those that are one body, 0 for others.
+    """
+
+    templates: tuple[Template, ...]
+    ops: Ops
+    first: Ints
+    first_edge: Ints
+    bodies: Floats
+
+    @classmethod
+    def of(cls, templates: Sequence[Template]) -> "Pool":
+        """The pool of at least one template."""
+        sizes = [t.ops.num_ops for t in templates]
+        edges = [t.ops.edge_source.shape[0] for t in templates]
+        bodies = np.zeros((len(templates), NUM_COLUMNS))
+        for i, template in enumerate(templates):
+            if template.charges is not None:
+                bodies[i] = template.charges
+        return cls(
+            templates=tuple(templates),
+            ops=concatenate_ops([t.ops for t in templates]),
+            first=np.cumsum([0, *sizes], dtype=np.int64),
+            first_edge=np.cumsum([0, *edges], dtype=np.int64),
+            bodies=bodies,
+        )
+
+
+def concatenate_ops(parts: Sequence[Ops]) -> Ops:
+    """The ops one after the other; edges keep counting from the start of their part."""
+    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in (*OP_COLUMNS, "edge_source", "edge_target")}
+    return Ops(**columns)
+
+
+def _ragged(first: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """Indices `first[i] .. first[i] + sizes[i] - 1` for all i, and the i of each."""
+    owner = np.repeat(np.arange(sizes.shape[0], dtype=np.int64), sizes)
+    starts = np.cumsum(sizes) - sizes
+    return np.arange(owner.shape[0], dtype=np.int64) - starts[owner] + first[owner], owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copies:
+    """Copies of templates.
+
+    Attributes:
+        ops: their ops, edges counted from the first op of all.
+        source: (num_ops,) op of the pool.
+        owner: (num_ops,) copy that an op belongs to.
+        entry: (num_copies,) first op of a copy.
+        exit: (num_copies,) last op of a copy.
+    """
+
+    ops: Ops
+    source: Ints
+    owner: Ints
+    entry: Ints
+    exit: Ints
+
+
+def copy_templates(pool: Pool, which: Ints) -> Copies:
+    """Copies of the templates `which` of the pool, one after the other."""
+    sizes = np.diff(pool.first)[which]
+    source, owner = _ragged(pool.first[which], sizes)
+    entry = np.cumsum(sizes) - sizes
+    edges, edge_owner = _ragged(pool.first_edge[which], np.diff(pool.first_edge)[which])
+    columns = {name: getattr(pool.ops, name)[source] for name in OP_COLUMNS}
+    ops = Ops(
+        **columns,
+        edge_source=pool.ops.edge_source[edges] + entry[edge_owner],
+        edge_target=pool.ops.edge_target[edges] + entry[edge_owner],
+    )
+    return Copies(ops=ops, source=source, owner=owner, entry=entry, exit=entry + sizes - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """Ops of all rank classes; columns of shape (num_ops,).
+
+    Attributes:
+        ops: with edges between any of them.
+        rank: rank class that runs the op.
+        peer: rank class that receives a transfer, else -1.
+        order: key of the op within its stream; ties by index.
+        group: rendezvous group, -1 for none; numbered from 0.
+        source: op of the pool that it is a copy of, -1 for others.
+        copy: block that it belongs to, -1 for others.
+        num_ranks: rank classes.
+    """
+
+    ops: Ops
+    rank: Ints
+    peer: Ints
+    order: Floats
+    group: Ints
+    source: Ints
+    copy: Ints
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """When every op of a program ran, in seconds from the start of the step."""
+
+    start_s: Floats
+    end_s: Floats
+
+
+def _csr(keys: Ints, num_keys: int) -> tuple[Ints, Ints]:
+    """Offsets of every key into the order that sorts `keys`, and that order."""
+    order = np.argsort(keys, kind="stable")
+    offsets = np.zeros(num_keys + 1, dtype=np.int64)
+    np.cumsum(np.bincount(keys, minlength=num_keys), out=offsets[1:])
+    return offsets, order.astype(np.int64)
+
+
+def run_program(program: Program, pairs: Pairs) -> Times:
+    """Start and end of every op.
+
+    Raises:
+        EchoError: ops wait for each other; names the first of each stuck stream.
+    """
+    ops = program.ops
+    n = ops.num_ops
+    stream = program.rank * NUM_STREAMS + ops.stream
+    num_streams = program.num_ranks * NUM_STREAMS
+    stream_order = np.lexsort((program.order, stream)).astype(np.int64)
+    stream_first = np.zeros(num_streams + 1, dtype=np.int64)
+    np.cumsum(np.bincount(stream, minlength=num_streams), out=stream_first[1:])
+    succ_offsets, by_source = _csr(ops.edge_source, n)
+    members = np.flatnonzero(program.group >= 0)
+    num_groups = int(program.group.max(initial=-1)) + 1
+    group_first, in_group = _csr(program.group[members], num_groups)
+    start, end = np.zeros(n), np.zeros(n)
+    done = run_events(
+        ops.duration_s,
+        stream,
+        ops.op_class,
+        ops.collective,
+        program.group,
+        succ_offsets,
+        ops.edge_target[by_source],
+        np.bincount(ops.edge_target, minlength=n).astype(np.int64),
+        stream_first,
+        stream_order,
+        NUM_STREAMS,
+        group_first,
+        members[in_group].astype(np.int64),
+        pairs.compute,
+        pairs.collective,
+        start,
+        end,
+    )
+    if done != n:
+        finished = np.zeros(n, dtype=np.bool_)
+        finished[end > 0] = True
+        stuck = [
+            f"rank class {s // NUM_STREAMS} {Stream(s % NUM_STREAMS).name.lower()}"
+            for s in range(num_streams)
+            if (~finished[stream_order[stream_first[s] : stream_first[s + 1]]]).any()
+        ]
+        raise EchoError(f"timeline: {n - done} of {n} ops wait for each other, on {', '.join(stuck[:6])}; fix: check the job")
+    return Times(start_s=start, end_s=end)
+
+
+def rank_ops(program: Program, times: Times, rank: int, body_of_source: Ints) -> RankOps:
+    """The ops of one rank class as they ran, with the transfers to it.
+
+    Args:
+        program: the program.
+        times: its run.
+        rank: rank class.
+        body_of_source: (num_pool_ops,) template of an op of the pool.
+    """
+    incoming = program.peer == rank
+    rows = np.flatnonzero((program.rank == rank) | incoming)
+    source = program.source[rows]
+    return RankOps(
+        start_s=times.start_s[rows],
+        end_s=times.end_s[rows],
+        charge=program.ops.charge[rows],
+        op_class=program.ops.op_class[rows],
+        duration_s=program.ops.duration_s[rows],
+        sigma_log=program.ops.sigma_log[rows],
+        body=np.where(source >= 0, body_of_source[source], -1),
+        incoming=incoming[rows],
+    )

@@ -1,0 +1,186 @@
+"""One training step simulated."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.core import SpecError
+from echo_explore.graph.execution_graph import Floats
+from echo_explore.timeline.blocks import Blocks, Fidelity, prepare_blocks
+from echo_explore.timeline.breakdown import ClassTimes, breakdown_of, class_times, critical_class, step_sigma_log
+from echo_explore.timeline.charges import charge_rank
+from echo_explore.timeline.checks import check_job
+from echo_explore.timeline.folding import Period, find_period, trial_lengths
+from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.ops import Stream
+from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive
+from echo_explore.timeline.pipeline import StepProgram, build_step, lay_out
+from echo_explore.timeline.ports import InterferenceModel
+from echo_explore.timeline.program import Pairs, Times, checked_pairs, rank_ops, run_program
+from echo_explore.timeline.spans import Span, spans_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """What a step takes, and where the time goes.
+
+    Attributes:
+        step_time_s: until the last rank class has finished.
+        breakdown: seconds of the critical class by key; `recompute_s` and `interference_s` are parts of `compute_s`, the
+            others add up to step_time_s.
+        step_sigma_log: standard deviation of the log of step_time_s, from those of the parts.
+        critical_class: the rank class that finishes last, the lowest on ties.
+        classes: times of every rank class.
+        num_simulated_ops: ops that the engine ran, all runs together.
+        num_rank_classes: rank classes.
+        num_simulated_micro_batches: of the run that stands for the step; fewer than the job's if the rest is periodic.
+        spans: what ran when, if asked for.
+    """
+
+    step_time_s: float
+    breakdown: dict[str, float]
+    step_sigma_log: float
+    critical_class: int
+    classes: tuple[ClassTimes, ...]
+    num_simulated_ops: int
+    num_rank_classes: int
+    num_simulated_micro_batches: int
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def stage_finish_s(self) -> tuple[float, ...]:
+        """When each stage finishes its step."""
+        return tuple(times.finish_s for times in self.classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Run:
+    step: StepProgram
+    times: Times
+    num_ops: int
+
+
+def simulate_step(
+    job: PipelineJob,
+    *,
+    interference: InterferenceModel,
+    fidelity: Fidelity,
+    fold: bool = True,
+    record_spans: bool = False,
+) -> StepTimeline:
+    """The timeline of one step.
+
+    With `fold`, forwards and backwards that no data-parallel traffic can disturb run as one op each, measured once, and
+    micro-batches of a proven steady state are counted instead of run. Without it every op of every micro-batch runs. Both
+    give the same numbers.
+
+    Args:
+        job: the step.
+        interference: mutual slowdown of kernels and collectives.
+        fidelity: "kernel": ops as traced; "block": kernels between communications as one op.
+        fold: use the repetition in the step.
+        record_spans: keep what ran when: all blocks and transfers, and the rows of the first forward and backward of
+            every chunk; runs all micro-batches.
+
+    Raises:
+        SpecError: the job or the interference table is not well formed.
+    """
+    if fidelity not in ("kernel", "block"):
+        raise SpecError("fidelity", fidelity, "must be kernel or block", "use kernel")
+    check_job(job)
+    pairs = checked_pairs(interference)
+    blocks = prepare_blocks(job, pairs, fidelity)
+    if not fold:
+        run = _run_all_rows(job, blocks, pairs)
+        period = None
+    else:
+        run, period = _run_folded(job, blocks, pairs, record_spans=record_spans)
+    return _summarise(job, run, period, blocks.num_simulated_ops, record_spans=record_spans)
+
+
+def _run_all_rows(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> _Run:
+    layout = lay_out(job, job.num_micro_batches)
+    step = build_step(job, blocks, layout, np.ones(layout.num_blocks, dtype=np.bool_))
+    return _Run(step=step, times=run_program(step.program, pairs), num_ops=step.program.ops.num_ops)
+
+
+def _run_folded(job: PipelineJob, blocks: Blocks, pairs: Pairs, *, record_spans: bool) -> tuple[_Run, Period | None]:
+    num_ops = 0
+    lengths = [job.num_micro_batches] if record_spans else trial_lengths(job)
+    for num_micro_batches in lengths:
+        run = _run_collapsed(job, blocks, pairs, num_micro_batches, record_spans=record_spans)
+        num_ops += run.num_ops
+        run = _Run(step=run.step, times=run.times, num_ops=num_ops)
+        if num_micro_batches == job.num_micro_batches:
+            return run, None
+        period = find_period(job, run.step, run.times)
+        if period is not None and (job.num_micro_batches - num_micro_batches) % period.micro_batches == 0:
+            return run, period
+    raise AssertionError("the last trial length is the job's own")
+
+
+def _run_collapsed(
+    job: PipelineJob, blocks: Blocks, pairs: Pairs, num_micro_batches: int, *, record_spans: bool
+) -> _Run:
+    """A run in which every block that a data-parallel transfer touches has its rows, if that can make a difference.
+
+    Blocks are given their rows until no body overlaps such a transfer: then bodies ran as their rows would have.
+    """
+    layout = lay_out(job, num_micro_batches)
+    sensitive = is_sensitive(job, blocks, pairs)
+    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout, sensitive=sensitive)
+    if record_spans:
+        is_expanded[layout.at[..., 0]] = True
+    num_ops = 0
+    while True:
+        step = build_step(job, blocks, layout, is_expanded)
+        times = run_program(step.program, pairs)
+        num_ops += step.program.ops.num_ops
+        disturbed = disturbed_blocks(step, times) if sensitive else np.zeros(0, dtype=np.int64)
+        if disturbed.size == 0:
+            return _Run(step=step, times=times, num_ops=num_ops)
+        is_expanded = is_expanded.copy()
+        is_expanded[disturbed] = True
+
+
+def _summarise(
+    job: PipelineJob, run: _Run, period: Period | None, num_measured_ops: int, *, record_spans: bool
+) -> StepTimeline:
+    program, times = run.step.program, run.times
+    num_stages = len(job.stages)
+    num_run = int(run.step.layout.at.shape[3])
+    finish = np.zeros(num_stages)
+    np.maximum.at(finish, program.rank, _ends_of_compute(run))
+    charges: list[Floats] = []
+    for s in range(num_stages):
+        ops = rank_ops(program, times, s, run.step.body_of_source)
+        total = charge_rank(ops, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
+        if period is not None:
+            more = (job.num_micro_batches - num_run) / period.micro_batches
+            window = charge_rank(
+                ops, run.step.pool.bodies, from_s=float(period.from_s[s]), to_s=float(period.to_s[s])
+            )
+            total = total + more * window
+            finish[s] += more * period.length_s
+        charges.append(total)
+    critical = critical_class(finish)
+    return StepTimeline(
+        step_time_s=float(finish[critical]),
+        breakdown=breakdown_of(charges[critical]),
+        step_sigma_log=step_sigma_log(charges[critical]),
+        critical_class=critical,
+        classes=tuple(
+            class_times(stage.label, stage.multiplicity, float(finish[s]), charges[s])
+            for s, stage in enumerate(job.stages)
+        ),
+        num_simulated_ops=run.num_ops + num_measured_ops,
+        num_rank_classes=num_stages,
+        num_simulated_micro_batches=num_run,
+        spans=spans_of(job, run.step, times) if record_spans else (),
+    )
+
+
+def _ends_of_compute(run: _Run) -> Floats:
+    """(num_ops,) ends of the ops of compute streams, 0 for others: a class has finished when its compute stream has."""
+    return np.where(run.step.program.ops.stream == Stream.COMPUTE, run.times.end_s, 0.0)

@@ -1,0 +1,159 @@
+"""Timed graphs turned into ops: every row its own op, or the whole graph as one whose charges are known."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from echo_explore.core import SpecError
+from echo_explore.graph import Axis, OpKind, Phase, TimedGraph
+from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, Charge, Ops, Stream, check_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Template:
+    """Ops that a stage runs one after the other, to be copied into a program; the first op is its entry, the last its exit.
+
+    Attributes:
+        ops: op indices in edges count from the first op of the template.
+        first_op: (num_rows,) op of a row, or of the next row that has one.
+        done_op: (num_rows,) op of the compute stream that ends when all rows up to this one have been issued and, as far
+            as the compute stream waits for them, are done.
+        charges: of a `Charge.BODY` op, else None.
+        source: the graph whose rows `ops.row` names.
+    """
+
+    ops: Ops
+    first_op: Ints
+    done_op: Ints
+    charges: Floats | None = None
+    source: TimedGraph
+
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether it is one body instead of its rows."""
+        return self.charges is not None
+
+    @property
+    def uses_data_stream(self) -> bool:
+        """Whether its rows queue with bucket reductions and gathers."""
+        return bool((self.ops.stream == Stream.DATA).any())
+
+
+def num_launches(timed: TimedGraph) -> int:
+    """Kernels and collectives that the host launches for the graph."""
+    return int((timed.graph.is_compute | timed.graph.is_collective).sum())
+
+
+def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Charge.PIPELINE) -> Template:
+    """Every row as ops.
+
+    A kernel is an op of the compute stream; a collective is an op of its axis's stream, starting after what the compute
+    stream ran before it; a synchronous one and a wait are followed by a mark on the compute stream that waits for it.
+    The end waits for all collectives and for the host.
+
+    # Approximation: kernels of other streams than the first run in issue order on the compute stream (over-estimates).
+    # Approximation: a collective that no row waits for is waited for at the end of its graph (over-estimates).
+
+    Args:
+        timed: the rows; times alone.
+        host_s: the host's launches, which start with the first row: the ops last at least that long.
+        model_charge: what collectives over `Axis.MODEL` are charged to.
+
+    Raises:
+        SpecError: bad times, a collective without axis, a wait for a later row.
+    """
+    graph = timed.graph
+    check_times("time_s", timed.time_s)
+    check_times("sigma_log", timed.sigma_log)
+    num_rows = graph.num_ops
+    row = np.arange(num_rows, dtype=np.int64)
+    is_collective = graph.is_collective
+    is_compute = graph.is_compute
+    is_wait = (graph.kind == OpKind.WAIT) & (graph.awaits >= 0)
+    is_sync = is_collective & ~graph.asynchronous
+    width = (is_compute | is_collective | is_wait).astype(np.int64) + is_sync
+    at = 1 + np.cumsum(width) - width
+    num_ops = int(width.sum()) + (3 if host_s > 0 else 2)
+    last = num_ops - 1
+    ops = Ops.blank(num_ops)
+
+    kernels = at[is_compute]
+    ops.charge[kernels] = np.select(
+        [graph.phase[is_compute] == Phase.RECOMPUTE, graph.phase[is_compute] == Phase.OPTIMIZER],
+        [Charge.RECOMPUTE, Charge.OPTIMIZER],
+        Charge.KERNEL,
+    )
+    ops.op_class[kernels] = graph.op_class[is_compute]
+    comms = at[is_collective]
+    axis = graph.axis[is_collective].astype(np.int64)
+    if (AXIS_STREAM[axis] < 0).any():
+        bad = int(row[is_collective][AXIS_STREAM[axis] < 0][0])
+        raise SpecError(f"axis[{bad}]", Axis(int(graph.axis[bad])).name, "a collective needs an axis", "set its axis")
+    ops.stream[comms] = AXIS_STREAM[axis]
+    ops.charge[comms] = np.where(axis == Axis.MODEL, int(model_charge), AXIS_CHARGE[axis])
+    ops.collective[comms] = graph.collective[is_collective]
+    ops.axis[comms] = axis
+    for ops_of_rows, rows in ((kernels, is_compute), (comms, is_collective)):
+        ops.duration_s[ops_of_rows] = timed.time_s[rows]
+        ops.sigma_log[ops_of_rows] = timed.sigma_log[rows]
+        ops.row[ops_of_rows] = row[rows]
+    if host_s > 0:
+        ops.stream[last - 1] = Stream.HOST
+        ops.charge[last - 1] = Charge.HOST
+        ops.duration_s[last - 1] = host_s
+
+    on_compute = np.where(ops.stream == Stream.COMPUTE, np.arange(num_ops, dtype=np.int64), 0)
+    latest = np.maximum.accumulate(on_compute)
+    awaited = graph.awaits[is_wait].astype(np.int64)
+    if (awaited >= row[is_wait]).any() or not is_collective[awaited].all():
+        raise SpecError("awaits", awaited.tolist(), "a wait must name an earlier collective", "trace it again")
+    joined = np.zeros(num_rows, dtype=np.bool_)
+    joined[awaited] = True
+    loose = at[is_collective & ~is_sync & ~joined]
+    sync = at[is_sync]
+    host = np.array([last - 1] if host_s > 0 else [], dtype=np.int64)
+    edges = [
+        (latest[comms], comms),
+        (sync, sync + 1),
+        (at[awaited], at[is_wait]),
+        (loose, np.full(loose.shape, last)),
+        (np.zeros_like(host), host),
+        (host, np.full(host.shape, last)),
+    ]
+    return Template(
+        ops=replace(
+            ops,
+            edge_source=np.concatenate([source for source, _ in edges]),
+            edge_target=np.concatenate([target for _, target in edges]),
+        ),
+        first_op=at,
+        done_op=latest[at + width - 1],
+        source=timed,
+    )
+
+
+def collapse(template: Template, *, body_s: float, host_excess_s: float, charges: Floats) -> Template:
+    """The template as one op of `body_s` with known charges, followed by what the host takes longer.
+
+    Args:
+        template: as `expand` made it.
+        body_s: from its start to the end of its last row, when nothing else runs on the rank.
+        host_excess_s: from there to the end of the host's launches; 0 if the host is ahead.
+        charges: see `charges.Column`.
+    """
+    ops = Ops.blank(2 if host_excess_s > 0 else 1)
+    ops.charge[0] = Charge.BODY
+    ops.duration_s[0] = body_s
+    if host_excess_s > 0:
+        ops.charge[1] = Charge.HOST
+        ops.duration_s[1] = host_excess_s
+    return Template(
+        ops=ops,
+        first_op=np.zeros_like(template.first_op),
+        done_op=np.zeros_like(template.done_op),
+        charges=charges,
+        source=template.source,
+    )
+
+

@@ -1,0 +1,137 @@
+"""A step: closed forms, folded against unfolded, fidelities against each other, invariants."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_explore.testing.strategies import (
+    equal_stages_job,
+    interference,
+    pipeline_jobs,
+    timed_graph,
+)
+from echo_explore.timeline import BREAKDOWN_KEYS, PipelineJob, StepTimeline, simulate_step
+
+PARTS = ("recompute_s", "interference_s")
+NONE = interference()
+
+
+def check_equal(one: StepTimeline, other: StepTimeline, *, rel: float) -> None:
+    scale = max(one.step_time_s, 1e-9)
+    assert one.step_time_s == pytest.approx(other.step_time_s, rel=rel)
+    assert one.critical_class == other.critical_class
+    assert one.breakdown == pytest.approx(other.breakdown, rel=0, abs=rel * scale)
+    assert one.step_sigma_log == pytest.approx(other.step_sigma_log, rel=1e-6, abs=1e-9)
+    assert one.stage_finish_s == pytest.approx(other.stage_finish_s, rel=rel)
+    for a, b in zip(one.classes, other.classes, strict=True):
+        assert a.busy_s == pytest.approx(b.busy_s, rel=0, abs=rel * scale)
+        assert a.exposed_s == pytest.approx(b.exposed_s, rel=0, abs=rel * scale)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4, 7])
+@pytest.mark.parametrize("num_micro_batches", [1, 3, 8, 100])
+def test_bubble_of_1f1b(num_stages: int, num_micro_batches: int) -> None:
+    """(p - 1) / (m + p - 1) of the step, Narayanan et al. 2104.04473 section 2.2.1."""
+    job = equal_stages_job(num_stages=num_stages, num_micro_batches=num_micro_batches)
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    share = (num_stages - 1) / (num_micro_batches + num_stages - 1)
+    assert step.step_time_s == pytest.approx(3.0 * (num_micro_batches + num_stages - 1), rel=1e-9)
+    assert step.breakdown["bubble_s"] / step.step_time_s == pytest.approx(share, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_chunks", [2, 3, 4])
+@pytest.mark.parametrize("groups", [1, 2, 5, 12])
+def test_interleaving_divides_the_bubble(num_chunks: int, groups: int) -> None:
+    """(p - 1) / v blocks of a stage, Narayanan et al. 2104.04473 section 2.2.2."""
+    p, m = 4, 4 * groups
+    job = equal_stages_job(num_stages=p, num_micro_batches=m, num_chunks=num_chunks)
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    assert step.breakdown["compute_s"] == pytest.approx(3.0 * m * num_chunks, rel=1e-9)
+    assert step.breakdown["bubble_s"] == pytest.approx(3.0 * (p - 1), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1), (1.0, 2.0)]))
+def test_folded_equals_unfolded(job: PipelineJob, slow: tuple[float, float]) -> None:
+    model = interference(*slow)
+    folded = simulate_step(job, interference=model, fidelity="kernel")
+    check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    job=pipeline_jobs(max_stages=3, data_parallel=True),
+    extra=st.integers(10, 40),
+    slow=st.sampled_from([(1.0, 1.0), (1.5, 1.2)]),
+)
+def test_many_micro_batches_fold(job: PipelineJob, extra: int, slow: tuple[float, float]) -> None:
+    grouped = len(job.stages) if job.schedule == "interleaved" else 1
+    job = replace(job, num_micro_batches=job.num_micro_batches + extra * grouped)
+    model = interference(*slow)
+    folded = simulate_step(job, interference=model, fidelity="kernel")
+    check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(job=pipeline_jobs())
+def test_block_equals_kernel_without_interference(job: PipelineJob) -> None:
+    kernel = simulate_step(job, interference=NONE, fidelity="kernel")
+    block = simulate_step(job, interference=NONE, fidelity="block")
+    assert block.step_time_s == pytest.approx(kernel.step_time_s, rel=1e-9)
+    assert block.breakdown == pytest.approx(kernel.breakdown, rel=0, abs=1e-9 * max(1.0, kernel.step_time_s))
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.4, 1.2)]))
+def test_breakdown_adds_up(job: PipelineJob, slow: tuple[float, float]) -> None:
+    step = simulate_step(job, interference=interference(*slow), fidelity="kernel")
+    assert tuple(step.breakdown) == tuple(BREAKDOWN_KEYS)
+    exclusive = {key: value for key, value in step.breakdown.items() if key not in PARTS}
+    assert sum(exclusive.values()) == pytest.approx(step.step_time_s, rel=1e-9)
+    assert all(value >= -1e-9 for value in step.breakdown.values())
+    assert sum(step.breakdown[key] for key in PARTS) <= step.breakdown["compute_s"] + 1e-9
+    for times in step.classes:
+        assert sum(times.exposed_s.values()) + times.busy_s["compute"] == pytest.approx(times.finish_s, rel=1e-9)
+        assert max(times.busy_s[axis] for axis in ("compute", "tensor", "context", "data")) <= step.step_time_s + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(job=pipeline_jobs())
+def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    busiest = max(max(times.busy_s.values()) for times in step.classes if True)
+    compute = max(times.busy_s["compute"] for times in step.classes)
+    serial = sum(sum(times.busy_s.values()) for times in step.classes)
+    launches = sum(
+        job.num_micro_batches * (chunk.forward.graph.num_ops + chunk.backward.graph.num_ops) * job.host_launch_s
+        for stage in job.stages
+        for chunk in stage.chunks
+    )
+    assert compute <= step.step_time_s + 1e-9
+    assert busiest <= 2 * step.step_time_s + 1e-9  # the two directions of transfers count as one axis
+    assert step.step_time_s <= (serial + launches + job.host_step_s) * (1 + 1e-9)
+
+
+def test_interference_slows_overlapped_buckets_only() -> None:
+    from echo_explore.graph import Collective
+    from echo_explore.timeline import GradientBucket
+
+    bucket = GradientBucket(
+        collective=Collective.ALL_REDUCE, message_bytes=1.0, time_s=1.0, sigma_log=0.1, ready_after=0
+    )
+    job = equal_stages_job(
+        num_stages=1, num_micro_batches=2, forward=[("gemm", 1.0)], backward=[("gemm", 1.0), ("gemm", 1.0)], buckets=(bucket,)
+    )
+    # Kernel 2 runs beside the bucket from 5 to 5 + 1.2 (bucket slowed 1.2); it then did 1.2 / 1.5, and 0.2 are left.
+    step = simulate_step(job, interference=interference(1.5, 1.2), fidelity="kernel")
+    assert step.step_time_s == pytest.approx(5.0 + 1.2 + (1 - 1.2 / 1.5))
+    assert step.breakdown["interference_s"] == pytest.approx(0.4)
+    off = simulate_step(replace(job, overlap_grad_reduce=False), interference=interference(1.5, 1.2), fidelity="kernel")
+    assert off.step_time_s == pytest.approx(7.0)
+    assert off.breakdown["data_s"] == pytest.approx(1.0)
+
+
+def test_empty_epilogue_and_timed_graph() -> None:
+    assert timed_graph([]).graph.num_ops == 0
