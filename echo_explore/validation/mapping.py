@@ -1,0 +1,215 @@
+"""From a measured run to the candidate that stands for it, or the reason why none does.
+
+Rules look at framework, date, flags and dimensions only; a row's name or family decides nothing.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from echo_explore.core import EchoError, SpecError
+from echo_explore.specs import Candidate, ModelSpec, ParallelConfig, StackProfile, TrainingRecipe, make_candidate
+from echo_explore.specs.base import validate
+from echo_explore.validation.clusters import cluster_of
+from echo_explore.validation.rows import MeasuredRow
+from echo_explore.validation.stacks import stack_of
+
+Capability = Callable[[Candidate], str | None]
+"""None when a candidate can be predicted, else why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """A run that is not predicted, and why."""
+
+    reason: str
+
+
+def unsupported(candidate: Candidate) -> str | None:
+    """Why the tracer of this version cannot run the candidate; None when it can."""
+    model, layout = candidate.model, candidate.layout
+    if model.moe is not None:
+        return "mixture of experts is not traced yet"
+    if model.mla is not None:
+        return "multi-latent attention is not traced yet"
+    if layout.context_parallel > 1:
+        return "context parallelism is not traced yet"
+    if layout.expert_parallel > 1:
+        return "expert parallelism is not traced yet"
+    return None
+
+
+def map_row(row: MeasuredRow, *, supported: Capability = unsupported) -> Candidate | Declined:
+    """The candidate that stands for a measured run.
+
+    Args:
+        row: the run.
+        supported: says why a candidate cannot be predicted; None when it can.
+    """
+    stack = stack_of(row)
+    if isinstance(stack, str):
+        return Declined(reason=stack)
+    if reason := _not_represented(row):
+        return Declined(reason=reason)
+    cluster = cluster_of(row)
+    if cluster is None:
+        return Declined(reason=f"no cluster for GPU {row.gpu!r}")
+    try:
+        candidate = make_candidate(
+            model=model_of(row),
+            cluster=cluster,
+            layout=layout_of(row),
+            recipe=recipe_of(row, stack),
+            stack=stack,
+            num_gpus=row.num_gpus,
+        )
+    except EchoError as error:
+        return Declined(reason=str(error))
+    missing = supported(candidate)
+    return Declined(reason=missing) if missing else candidate
+
+
+def _not_represented(row: MeasuredRow) -> str | None:
+    """What a run does that no recipe can say yet."""
+    if row.task not in ("pretrain", "sft"):
+        return f"task {row.task} is not represented yet"
+    if row.sharding in ("zero2", "zero3"):
+        return "sharded gradients and parameters (ZeRO-2 and 3, FSDP) are not represented yet"
+    if row.overlap.offload:
+        return "activations moved to host memory are not represented yet"
+    if row.recompute not in ("none", "selective", "full"):
+        return f"recompute {row.recompute!r} is not represented yet: only core attention or whole layers"
+    if row.precision is None:
+        return f"precision {row.values.get('precision', '')!r} is not known"
+    return None
+
+
+def model_of(row: MeasuredRow) -> ModelSpec:
+    """The model of the run: Llama-shaped when its activation is gated, GPT-shaped otherwise.
+
+    Raises:
+        SpecError: its dimensions do not fit together.
+    """
+    extra = row.extra.lower()
+    gated = row.activation == "swiglu"
+    alibi, rope = "alibi" in extra, gated or "position-embedding-type=rope" in extra
+    head_dim = re.search(r"(?:head_dim|kv-channels=)(\d+)", extra)
+    tied = row.tied_embeddings if row.tied_embeddings is not None else not gated
+    fields: dict[str, Any] = {
+        "name": re.sub(r"[^A-Za-z0-9._-]", "-", row.model_name)[:80] or "measured",
+        "architecture": "llama" if gated else "gpt",
+        "num_layers": row.num_layers,
+        "hidden_size": row.hidden_size,
+        "ffn_hidden_size": row.ffn_hidden_size,
+        "num_attention_heads": row.num_heads,
+        "num_key_value_heads": row.num_kv_heads,
+        "vocab_size": row.vocab_size,
+        "max_sequence_length": row.seq_len,
+        "normalization": "rmsnorm" if gated else "layernorm",
+        "activation": row.activation,
+        "position_embedding": "alibi" if alibi else "rope" if rope else "learned",
+        "tied_embeddings": tied,
+        "linear_bias": not gated,
+        "qk_norm": "qk-layernorm=true" in extra,
+        "moe": moe_of(row),
+        "mla": _mla(extra),
+        "multi_token_prediction_layers": int(found[1]) if (found := re.search(r"mtp-num-layers=(\d+)", extra)) else 0,
+    }
+    if head_dim:
+        fields["head_dim"] = int(head_dim[1])
+    return validate(ModelSpec, {key: value for key, value in fields.items() if value is not None})
+
+
+def moe_of(row: MeasuredRow) -> dict[str, int] | None:
+    """The mixture of experts that the row's columns and words describe; None for a dense model."""
+    if not row.moe_experts:
+        return None
+    extra = row.extra.lower()
+    inner = row.moe_ffn_hidden or row.ffn_hidden_size
+    shared = 0
+    if found := re.search(r"shared-expert-intermediate-size=(\d+)", extra):
+        shared = int(found[1])
+    elif found := re.search(r"(\d+) shared experts?(?: (\d+))?", extra):
+        shared = int(found[1]) * int(found[2] or inner)
+    leading = re.search(r"(\d+) dense layers?", extra) or re.search(r"moe-layer-freq=\(\[0\]\*(\d+)", extra)
+    return {
+        "num_experts": row.moe_experts,
+        "experts_per_token": row.moe_topk or 1,
+        "ffn_hidden_size": inner,
+        "shared_ffn_hidden_size": shared,
+        "first_dense_layers": int(leading[1]) if leading else 0,
+    }
+
+
+def _mla(extra: str) -> dict[str, int] | None:
+    """Multi-latent attention from attn_extra; widths that it leaves out are DeepSeek-V2's (arXiv 2405.04434, 2024)."""
+    if "mla" not in extra and "multi-latent-attention=true" not in extra:
+        return None
+
+    def width(pattern: str, default: int) -> int:
+        found = re.search(pattern, extra)
+        return int(found[1]) if found else default
+
+    return {
+        "q_lora_rank": width(r"(?:q_lora|q-lora-rank=)(\d+)", 0),
+        "kv_lora_rank": width(r"(?:kv_lora |kv_lora|kv-lora-rank=)(\d+)", 512),
+        "qk_nope_head_dim": width(r"nope(\d+)", 128),
+        "qk_rope_head_dim": width(r"rope(\d+)", 64),
+        "v_head_dim": width(r"\bv(\d+)", 128),
+    }
+
+
+def layout_of(row: MeasuredRow) -> ParallelConfig:
+    """The layout of the run.
+
+    Raises:
+        SpecError: the degrees do not give its GPUs.
+    """
+    product = row.tp * row.pp * row.dp * row.cp
+    if product != row.num_gpus:
+        raise SpecError("tp*pp*dp*cp", product, f"is not num_gpus = {row.num_gpus}", "correct the row")
+    return validate(
+        ParallelConfig,
+        {
+            "tensor_parallel": row.tp,
+            "pipeline_parallel": row.pp,
+            "virtual_pipeline": row.vpp,
+            "data_parallel": row.dp,
+            "context_parallel": row.cp,
+            "expert_parallel": row.ep,
+            "sequence_parallel": row.sequence_parallel,
+        },
+        where="layout.",
+    )
+
+
+def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
+    """The recipe of the run; what the run does not say follows the stack.
+
+    Raises:
+        SpecError: a count is not positive.
+    """
+    sharded = (
+        row.distributed_optimizer
+        if row.distributed_optimizer is not None
+        else True
+        if row.sharding == "zero1"
+        else None
+    )
+    fields: dict[str, Any] = {
+        "global_batch_size": row.global_batch,
+        "micro_batch_size": row.micro_batch,
+        "sequence_length": row.seq_len,
+        "precision": row.precision,
+        "recompute": row.recompute,
+        "attention": row.attention,
+        "distributed_optimizer": sharded,
+        "overlap_grad_reduce": row.overlap.grad_reduce,
+        "overlap_param_gather": row.overlap.param_gather,
+    }
+    if stack.fusion == "eager" and row.overlap.fused_norm:
+        fields["fusion"] = (
+            "fused"  # Approximation: fuses the activation too, which under-estimates by its eager kernels
+        )
+    return validate(TrainingRecipe, {key: value for key, value in fields.items() if value is not None})

@@ -1,0 +1,299 @@
+"""Measured training steps as a table holds them: one row a run, free text normalised here and nowhere else.
+
+Columns are described in docs/validation.md. Free-text columns are as their sources wrote them; what their words mean is
+decided by the small functions below, which look at the words of one column only, never at a row's name.
+"""
+
+import csv
+import gzip
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from echo_explore.core import SpecError
+from echo_explore.specs.recipe import Attention, TrainPrecision
+
+REQUIRED = (
+    "id", "framework", "num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "gpu", "num_gpus", "tp", "pp",
+    "micro_batch", "global_batch", "precision", "step_time_s",
+)  # fmt: skip
+"""Columns that every table must have; the others default as docs/validation.md says."""
+
+Sharding = Literal["none", "zero1", "zero2", "zero3", "unknown"]
+"""What is sharded over data-parallel ranks: nothing, optimizer states, gradients too, parameters too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapFlags:
+    """What the flags of a run say; None where they say nothing.
+
+    Attributes:
+        grad_reduce: gradients are reduced beside the backward.
+        param_gather: parameters are gathered beside the forward.
+        cuda_graphs: whole iterations or whole layers run from CUDA graphs.
+        in_network_reduction: the switches between hosts reduce (SHARP).
+        fused_norm: the norm is one kernel.
+        offload: activations are moved to host memory.
+    """
+
+    grad_reduce: bool | None = None
+    param_gather: bool | None = None
+    cuda_graphs: bool = False
+    in_network_reduction: bool = False
+    fused_norm: bool | None = None
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow:
+    """One measured run; counts are of the whole job, as in ParallelConfig and TrainingRecipe.
+
+    Attributes:
+        recompute: none, selective (core attention), full, or the source's own words for anything else.
+        overlap: what overlap_flags says.
+        extra: attn_extra, the source's further words on model and attention.
+        step_time_s: measured; None where the run did not finish.
+        values: every column as text, for grouping and for the output.
+    """
+
+    id: str
+    framework: str
+    version: str
+    model_name: str
+    task: str
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    seq_len: int
+    activation: str
+    moe_experts: int
+    moe_topk: int
+    moe_ffn_hidden: int
+    gpu: str
+    gpus_per_node: int
+    num_gpus: int
+    fabric: str
+    tp: int
+    pp: int
+    vpp: int
+    dp: int
+    cp: int
+    ep: int
+    sequence_parallel: bool
+    sharding: Sharding
+    distributed_optimizer: bool | None
+    recompute: str
+    micro_batch: int
+    global_batch: int
+    precision: TrainPrecision | None
+    attention: Attention | None
+    overlap: OverlapFlags
+    extra: str
+    tied_embeddings: bool | None
+    step_time_s: float | None
+    values: dict[str, str]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV or CSV.gz as text.
+
+    Raises:
+        SpecError: missing, unreadable, not UTF-8, without rows, or a row with more cells than the header.
+    """
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise SpecError("file", str(path), "does not exist", "check the path") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise SpecError("file", str(path), f"cannot be read as CSV: {error}", "give a CSV or CSV.gz in UTF-8") from None
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    if not rows:
+        raise SpecError("file", str(path), "has no rows", "give a table with a header and at least one row")
+    for number, row in enumerate(rows, start=2):
+        if None in row:
+            raise SpecError(
+                f"{path.name}: row {number}", "(cells)", "has more cells than the header", "quote its commas"
+            )
+    return [{key: value or "" for key, value in row.items()} for row in rows]
+
+
+def read_rows(path: Path) -> list[MeasuredRow]:
+    """The measured runs of a table.
+
+    Raises:
+        SpecError: see `read_table`; a column of `REQUIRED` is missing, an id twice, or a cell is not what it must be.
+    """
+    table = read_table(path)
+    missing = [name for name in REQUIRED if name not in table[0]]
+    if missing:
+        raise SpecError(
+            f"{path.name}: {missing[0]}", "(missing)", "is a column that must be there", f"add {', '.join(missing)}"
+        )
+    rows = [parse_row(cells, where=f"{path.name}: {cells['id']}") for cells in table]
+    seen: set[str] = set()
+    for row in rows:
+        if row.id in seen:
+            raise SpecError(f"{path.name}: id", row.id, "appears twice", "give each row its own id")
+        seen.add(row.id)
+    return rows
+
+
+def parse_row(cells: dict[str, str], *, where: str) -> MeasuredRow:
+    """One run from the text of its cells; `where` names it in messages.
+
+    Raises:
+        SpecError: a cell is not what it must be.
+    """
+
+    def count(name: str, default: int) -> int:
+        text = cells.get(name, "").strip()
+        if not text:
+            return default
+        if not re.fullmatch(r"\d{1,12}(\.0)?", text, re.ASCII):
+            raise SpecError(f"{where}: {name}", text, "must be a whole number", "correct the cell")
+        return int(float(text))
+
+    def flag(name: str) -> bool | None:
+        text = cells.get(name, "").strip().lower()
+        if text not in ("", "true", "false"):
+            raise SpecError(f"{where}: {name}", cells[name], "must be True, False or empty", "correct the cell")
+        return None if text == "" else text == "true"
+
+    extra, notes = cells.get("attn_extra", ""), cells.get("notes", "")
+    heads = count("num_heads", 0)
+    layers, num_gpus, tp, pp = (count(name, 0) for name in ("num_layers", "num_gpus", "tp", "pp"))
+    if not (heads and layers and num_gpus and tp and pp):
+        raise SpecError(
+            f"{where}: num_layers, num_heads, num_gpus, tp, pp", "(0)", "must be 1 or more", "correct the row"
+        )
+    cp = count("cp", 1)
+    hidden = count("hidden_size", 0)
+    return MeasuredRow(
+        id=cells["id"],
+        framework=cells["framework"].strip().lower(),
+        version=cells.get("framework_version_or_date", "").strip(),
+        model_name=cells.get("model_name", "").strip(),
+        task=cells.get("task", "").strip().lower() or "pretrain",
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=count("ffn_hidden_size", 4 * hidden),
+        num_heads=heads,
+        num_kv_heads=count("num_kv_heads", heads),
+        vocab_size=count("vocab_size", 0),
+        seq_len=count("seq_len", 0),
+        activation=cells.get("activation", "").strip().lower() or "gelu",
+        moe_experts=count("moe_experts", 0),
+        moe_topk=count("moe_topk", 0),
+        moe_ffn_hidden=count("moe_ffn_hidden", 0),
+        gpu=cells["gpu"].strip(),
+        gpus_per_node=count("gpus_per_node", 8),
+        num_gpus=num_gpus,
+        fabric=cells.get("inter_node_fabric", "").strip(),
+        tp=tp,
+        pp=pp,
+        vpp=count("vpp", 1) or 1,
+        dp=count("dp", num_gpus // (tp * pp * cp)),
+        cp=cp,
+        ep=count("ep", 1) or 1,
+        sequence_parallel=bool(flag("sequence_parallel")),
+        sharding=normal_sharding(cells.get("zero_stage_or_fsdp", "")),
+        distributed_optimizer=flag("distributed_optimizer"),
+        recompute=normal_recompute(cells.get("recompute", "")),
+        micro_batch=count("micro_batch", 0),
+        global_batch=count("global_batch", 0),
+        precision=normal_precision(cells["precision"]),
+        attention=normal_attention(cells.get("flash_attention", "")),
+        overlap=normal_overlap(cells.get("overlap_flags", "")),
+        extra=extra,
+        tied_embeddings=normal_tied(f"{extra}; {notes}"),
+        step_time_s=_seconds(cells["step_time_s"], where=where),
+        values=cells,
+    )
+
+
+def _seconds(text: str, *, where: str) -> float | None:
+    if not text.strip():
+        return None
+    if not re.fullmatch(r"\s*\d+(\.\d*)?([eE][+-]?\d+)?\s*", text, re.ASCII) or float(text) <= 0:
+        raise SpecError(
+            f"{where}: step_time_s", text, "must be a positive number of seconds or empty", "correct the cell"
+        )
+    return float(text)
+
+
+def normal_precision(text: str) -> TrainPrecision | None:
+    """The format of matrix products; None where the words name none that is known.
+
+    Block-scaled formats (`mx`, microscaling) have one scale a block of 32 (OCP Microscaling Formats v1.0, 2023); `fp8`
+    stands for one scale a tensor or a row.
+    """
+    words = text.strip().lower().replace("_", "-")
+    if words in ("bf16", "fp16", "fp32", "nvfp4"):
+        return cast("TrainPrecision", words)
+    if "mx" in words:
+        return "mxfp8"
+    return "fp8" if words.startswith("fp8") else None
+
+
+def normal_recompute(text: str) -> str:
+    """`none`, `full`, `selective` (core attention, as Megatron means it), or the source's words for anything else."""
+    words = text.strip().lower()
+    if words in ("", "null", "none", "false"):
+        return "none"
+    return "selective" if words in ("selective", "selective:core_attn") else words
+
+
+def normal_attention(text: str) -> Attention | None:
+    """`flash` for one fused kernel, `unfused` for matrix products and softmax; None where nothing is said."""
+    words = text.strip().lower()
+    if words in ("true", "te default", "flash/fused", "flash"):
+        return "flash"
+    return "unfused" if words in ("false", "unfused") else None
+
+
+def normal_sharding(text: str) -> Sharding:
+    """What is sharded over data-parallel ranks."""
+    words = text.strip().lower()
+    if words == "":
+        return "unknown"
+    if "zero3" in words or "fsdp" in words or words in ("3", "hsdp"):
+        return "zero2" if "zero2" in words else "zero3"
+    if words.startswith(("1", "zero1")):
+        return "zero1"
+    return "zero2" if words.startswith(("2", "zero2")) else "none" if words == "0" else "unknown"
+
+
+def normal_overlap(text: str) -> OverlapFlags:
+    """What overlap_flags says. An empty cell says nothing; a list of Megatron's own flags is complete."""
+    words = text.strip().lower().replace("-", "_")
+    grad: bool | None = None
+    gather: bool | None = None
+    if "overlap_grad_reduce" in words:
+        grad, gather = True, "overlap_param_gather" in words
+    elif "ddp=torch" in words:
+        grad = True
+    elif "no dp" in words:
+        grad, gather = False, False
+    norm = True if "rms kernel" in words else False if "unfused rmsnorm" in words else None
+    return OverlapFlags(
+        grad_reduce=grad,
+        param_gather=gather,
+        cuda_graphs="full_iteration" in words or "layer_cuda_graph" in words,
+        in_network_reduction="sharp" in words,
+        fused_norm=norm,
+        offload="offload" in words,
+    )
+
+
+def normal_tied(text: str) -> bool | None:
+    """Whether input and output embedding are one matrix; None where nothing is said."""
+    words = text.lower()
+    if found := re.search(r"tied embeddings=(true|false)", words):
+        return found[1] == "true"
+    return False if "untie-embeddings-and-output-weights=true" in words else None

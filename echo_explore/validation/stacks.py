@@ -1,0 +1,59 @@
+"""Which software stack a measured run used: one table by framework and date."""
+
+import re
+from dataclasses import dataclass
+
+from echo_explore.specs import StackProfile, load_stack
+from echo_explore.validation.rows import MeasuredRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackRule:
+    """A kind of framework and the stack profile that stands for it.
+
+    Attributes:
+        framework: regular expression found in the framework column, in lower case.
+        version: regular expression found in the version column.
+        gpu: regular expression found at the start of the GPU column.
+        stack: name of a shipped stack profile, or None.
+        reason: why there is none.
+    """
+
+    framework: str
+    version: str = ""
+    gpu: str = ""
+    stack: str | None = None
+    reason: str = ""
+
+
+_FSDP = "fully sharded data parallelism is not traced yet"
+
+STACK_RULES = (
+    StackRule(framework=r"deepspeed zero-3|fsdp|torchtitan", reason=_FSDP),
+    StackRule(framework=r"megatron-deepspeed", stack="megatron-deepspeed"),
+    StackRule(framework=r"aleph-alpha", stack="aleph-scaling"),
+    StackRule(framework=r"megatron-lm", version=r"^202[0-3]", stack="megatron-2022"),
+    StackRule(framework=r"megatron-lm|megatron-core", stack="megatron-core"),
+    StackRule(framework=r"megatron-bridge", stack="megatron-bridge"),
+    StackRule(framework=r"nanotron", stack="nanotron"),
+    StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron"),
+    StackRule(framework=r"nemo", stack="nemo-megatron"),
+    StackRule(
+        framework=r"", version=r"^MLPerf Training", reason="the training stack of AMD submissions is not described yet"
+    ),
+)
+"""Every framework that measured tables name; first match wins. MLPerf rows name containers, all of which run NeMo."""
+
+
+def stack_of(row: MeasuredRow) -> StackProfile | str:
+    """The stack profile of the run, with what its flags say; or why there is none."""
+    for rule in STACK_RULES:
+        if not re.search(rule.framework, row.framework) or not re.search(rule.version, row.version):
+            continue
+        if not re.match(rule.gpu, row.gpu):
+            continue
+        if rule.stack is None:
+            return rule.reason
+        profile = load_stack(rule.stack)
+        return profile.model_copy(update={"cuda_graphs": True}) if row.overlap.cuda_graphs else profile
+    return f"framework {row.framework!r} has no stack profile"
