@@ -125,15 +125,15 @@ def _charge_rest(
     charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_FIRST_AXIS:_HOST]
     charges[Column.HOST] += exclusive[_HOST]
     charges[Column.BUBBLE] += exclusive[_IDLE]
-    for axis in range(NUM_AXES):
-        mine = rows[level_of == _FIRST_AXIS + axis]
-        if mine.size == 0:
-            continue
-        exposed_until = np.concatenate([[0.0], np.cumsum(np.where(winner == _FIRST_AXIS + axis, length, 0.0))])
-        exposed = exposed_until[np.searchsorted(time, end[mine])] - exposed_until[np.searchsorted(time, start[mine])]
-        total = float(exposed.sum())
-        if total > 0:
-            mean_sigma = float(exposed @ ops.sigma_log[mine]) / total
-            charges[AXIS_SIGMA + axis] += exclusive[_FIRST_AXIS + axis] * mean_sigma
-        own = mine[~ops.incoming[mine]]
-        charges[BUSY + axis] += float((end[own] - start[own]).sum())
+    # Where several transfers of one axis are under way, the instant has the mean of their sigmas: additive over windows.
+    sigma = np.concatenate([[0.0], ops.sigma_log[rows], ops.sigma_log[rows], [0.0]])[order] * step[order]
+    open_sigma = np.zeros_like(open_now, dtype=np.float64)
+    open_sigma[np.arange(time.shape[0]), level[order]] = sigma
+    open_sigma = np.cumsum(open_sigma, axis=0)
+    segment = np.arange(winner.shape[0])
+    mean_sigma = open_sigma[segment, winner] / open_now[segment, winner]
+    weighted = np.bincount(winner, weights=length * np.maximum(mean_sigma, 0.0), minlength=_IDLE + 1)
+    charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES] += weighted[_FIRST_AXIS:_HOST]
+    own = ~ops.incoming[rows]
+    busy = np.bincount(level_of[own], weights=(end - start)[rows][own], minlength=_IDLE + 1)
+    charges[BUSY : BUSY + NUM_AXES] += busy[_FIRST_AXIS:_HOST]
