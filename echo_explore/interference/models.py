@@ -12,11 +12,12 @@ from echo_explore.graph.kinds import Collective, OpClass
 from echo_explore.interference.pair_table import NUM_CODES, Factors, PairTable
 
 COMPUTE_SLOWDOWN: Final = 1.17
-"""Median of GEMMs beside expert dispatch and combine on H800 [profiler traces, deepseek-ai/profile-data train.json, 2025].
+"""Median of GEMMs beside expert dispatch and combine on H800 [trace, deepseek-ai/profile-data train.json, 2025].
 A100 traces give 1.1 to 1.2 [facebookresearch/HolisticTraceAnalysis test data, 2023], DDP on A100 1.00 to 1.04 for GEMMs
 but 1.10 over all kernels [NetX-lab/Echo-slowdown merged_features.csv, 2024]."""
-COLLECTIVE_SLOWDOWN: Final = 1.0
-"""All-reduce of 1 MiB and more beside light compute: median 1.00 [yumibyte/CS244C-Research phase2-contention, 2025]."""
+COLLECTIVE_SLOWDOWN: Final = 1.15
+"""Geometric mean of the medians of all-reduces of 1 MiB and more beside light compute: 1.32 on 8 A100, 1.00 on 2 L40S
+[yumibyte/CS244C-Research phase2-contention, 2025]."""
 
 
 def _ones() -> Factors:
