@@ -43,7 +43,7 @@ def test_constant_slows_pairs_of_a_kernel_and_traffic_and_nothing_else(compute: 
 
 @pytest.mark.parametrize("value", [0.9, float("nan"), float("inf")])
 def test_a_speed_up_is_refused(value: float) -> None:
-    with pytest.raises(SpecError, match="compute_slowdown = .*must be 1 or more"):
+    with pytest.raises(SpecError, match=r"compute_slowdown = .*must be 1 or more"):
         ConstantInterference(compute_slowdown=value)
 
 
