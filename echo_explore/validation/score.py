@@ -2,9 +2,9 @@
 
 Errors are signed, predicted / measured - 1. A run that is declined counts as an error of 100 % in its family and as a
 miss everywhere else, so declining never pays. The headline is `family_score`: the mean over families (groups of one
-source) of the family's median absolute error, families of fewer than 8 runs pooled into one. Ranking looks at groups of
-runs that differ by layout alone: Kendall's tau over pairs whose measured times differ by more than 5 % (the noise of the
-sources), and the extra time of the layout predicted to be fastest.
+source) of the family's median absolute error, families of fewer than 8 runs pooled into one. Ranking looks at groups
+of runs that differ by layout alone: Kendall's tau over pairs whose measured times differ by more than 5 % (the noise of
+the sources), and the extra time of the layout predicted to be fastest.
 """
 
 import math

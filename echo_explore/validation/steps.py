@@ -1,8 +1,8 @@
 """`validate steps`: predict every measured run of a table, keep what is done, print the scores.
 
-Nothing is overwritten. While it runs, finished rows are appended to `OUT.partial` (JSON lines, synced one by one), whose
-first line names the inputs; the same command again continues there, other inputs are refused. `OUT` appears when all is
-done.
+Nothing is overwritten. While it runs, finished rows are appended to `OUT.partial` (JSON lines, synced one by one),
+whose first line names the inputs; the same command again continues there, other inputs are refused. `OUT` appears when
+all is done.
 """
 
 import csv
