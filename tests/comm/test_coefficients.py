@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+
+from echo_explore.comm import load_coefficients
+from echo_explore.comm.coefficients import shipped_coefficients
+from echo_explore.core import SpecError, UnitError
+from echo_explore.core.home import find_data_file
+from echo_explore.specs import load_cluster
+
+
+def shipped_text() -> str:
+    path = find_data_file("calibrations", "comm")
+    assert path is not None
+    return path.read_text()
+
+
+def edited(tmp_path: Path, old: str, new: str) -> Path:
+    text = shipped_text()
+    assert old in text
+    path = tmp_path / "comm.toml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def test_fabrics_have_their_own_coefficients_or_the_default() -> None:
+    coefficients = shipped_coefficients()
+    keys = {
+        n: coefficients.scale_up_of(load_cluster(n)).key
+        for n in ("a100-80gb-hdr", "h800-ndr", "gb200-nvl72", "mi300x-roce")
+    }
+    assert keys == {
+        "a100-80gb-hdr": "nvswitch-ampere",
+        "h800-ndr": "nvswitch-hopper",
+        "gb200-nvl72": "nvswitch-blackwell",
+        "mi300x-roce": "default",
+    }
+    assert coefficients.network_of(load_cluster("h100-p5-efa")).key == "efa"
+    assert coefficients.network_of(load_cluster("mi300x-roce")).key == "default"
+
+
+def test_every_table_says_where_it_comes_from() -> None:
+    lines = shipped_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("["):
+            assert lines[number - 1].startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("schema = 1", "schema = 2", SpecError, "schema = 2: must be 1"),
+        ("switch_base = ", "switch_bass = ", SpecError, r"nvswitch-ampere.switch_base = .*must be given"),
+        ("tree_efficiency = 0", "tree_efficiency = 7", SpecError, "tree_efficiency = 7.*from 0 to 1"),
+        ('switch_base = "20 us"', "switch_base = 20", UnitError, "a bare number has no unit"),
+        ('base = ["', 'base = ["1 us", "', SpecError, r"nvswitch-ampere.base = .*needs 3 entries"),
+        ("[scale_up.default]", "[scale_up", SpecError, "is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, old: str, new: str, error: type[SpecError], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        load_coefficients(edited(tmp_path, old, new))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"nowhere.toml.*cannot be read"):
+        load_coefficients(tmp_path / "nowhere.toml")
+
+
+def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "comm.toml"
+    path.write_text("schema = 1\n")
+    with pytest.raises(SpecError, match="must hold one table a fabric"):
+        load_coefficients(path)
