@@ -50,8 +50,9 @@ def _field_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str
 
 
 def translate(error: ValidationError, model: type[BaseModel], *, where: str = "") -> SpecError:
-    """The first complaint of pydantic as a SpecError: field, value, rule, fix."""
-    first = error.errors()[0]
+    """The first complaint of pydantic as a SpecError; a mistyped key goes before the missing one that it stands for."""
+    complaints = error.errors()
+    first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])
     loc = tuple(step for step in first["loc"] if step not in ("function-before", "tuple"))
     field = where + ".".join(str(step) for step in loc)
     cause = first.get("ctx", {}).get("error")

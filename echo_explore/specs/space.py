@@ -34,7 +34,7 @@ def _sizes(value: Any) -> Any:
 class ClusterSize(StrictModel):
     """GPUs of the job: one number, a list, or `{from, to, factor}`."""
 
-    num_gpus: Annotated[tuple[int, ...], BeforeValidator(_sizes)]
+    num_gpus: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_sizes), Field(min_length=1)]
 
 
 class SpaceRecipe(StrictModel):
