@@ -1,0 +1,159 @@
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_explore.memory import StageMemory, memory_lower_bound, memory_profile
+from echo_explore.memory.profile import count_communicators
+from echo_explore.specs import ModelSpec, MoeSpec, ParallelConfig
+from tests.memory.traces import MODEL, candidate_of, layer_activation_bytes, trace_of
+
+MIXTURE = MODEL.model_copy(
+    update={
+        "name": "toy-moe",
+        "moe": MoeSpec(num_experts=8, experts_per_token=2, ffn_hidden_size=2048, first_dense_layers=2),
+    }
+)
+UNTIED = MODEL.model_copy(update={"name": "toy-untied", "tied_embeddings": False, "activation": "swiglu"})
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> ParallelConfig:
+    pipeline = draw(st.sampled_from([1, 2, 4]))
+    return ParallelConfig(
+        tensor_parallel=draw(st.sampled_from([1, 2, 4, 8])),
+        pipeline_parallel=pipeline,
+        virtual_pipeline=draw(st.sampled_from([1, 2, 4])) if pipeline > 1 else 1,
+        data_parallel=draw(st.sampled_from([1, 2, 4])),
+        context_parallel=draw(st.sampled_from([1, 2])),
+        sequence_parallel=draw(st.booleans()),
+    )
+
+
+def total_static(stages: tuple[StageMemory, ...]) -> float:
+    return max(stage.static_bytes for stage in stages)
+
+
+RECIPES = st.fixed_dictionaries(
+    {
+        "precision": st.sampled_from(["bf16", "fp16", "fp32", "fp8"]),
+        "recompute": st.sampled_from(["none", "selective", "full"]),
+        "distributed_optimizer": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None)
+@given(layouts(), st.sampled_from([MODEL, MIXTURE, UNTIED]), RECIPES)
+def test_the_bound_never_exceeds_the_profile(layout: ParallelConfig, model: ModelSpec, recipe: dict[str, Any]) -> None:
+    candidate = candidate_of(layout, model=model, **recipe)
+    profile = memory_profile(candidate=candidate, trace=trace_of(candidate))
+    assert 0 < memory_lower_bound(candidate) <= total_static(profile.stages) * (1 + 1e-12)
+    assert total_static(profile.stages) <= profile.peak_bytes
+
+
+@settings(deadline=None)
+@given(layouts(), st.sampled_from([MODEL, MIXTURE]), st.sampled_from(["bf16", "fp32", "fp8"]))
+def test_static_state_never_rises_with_sharding(layout: ParallelConfig, model: ModelSpec, precision: str) -> None:
+    def static(changed: ParallelConfig, *, sharded: bool) -> float:
+        candidate = candidate_of(changed, model=model, precision=precision, distributed_optimizer=sharded)
+        return total_static(memory_profile(candidate=candidate, trace=trace_of(candidate)).stages)
+
+    for sharded in (False, True):
+        here = static(layout, sharded=sharded)
+        assert (
+            static(layout.model_copy(update={"tensor_parallel": 2 * layout.tensor_parallel}), sharded=sharded) <= here
+        )
+        assert static(layout.model_copy(update={"data_parallel": 2 * layout.data_parallel}), sharded=sharded) <= here
+        if layout.pipeline_parallel < 4 and layout.virtual_pipeline == 1:
+            deeper = layout.model_copy(update={"pipeline_parallel": 2 * layout.pipeline_parallel})
+            assert static(deeper, sharded=sharded) <= here
+    assert static(layout, sharded=True) <= static(layout, sharded=False)
+
+
+@settings(deadline=None)
+@given(layouts(), RECIPES)
+def test_parts_add_up_and_the_peak_is_that_of_the_fullest_stage(layout: ParallelConfig, recipe: dict[str, Any]) -> None:
+    candidate = candidate_of(layout, **recipe)
+    profile = memory_profile(candidate=candidate, trace=trace_of(candidate))
+    assert len(profile.stages) == layout.pipeline_parallel
+    for row, stage in zip(profile.to_rows(), profile.stages, strict=True):
+        parts = {k: v for k, v in row.items() if k not in ("stage", "total_bytes")}
+        assert all(value >= 0 for value in parts.values())
+        assert sum(parts.values()) == pytest.approx(row["total_bytes"])
+        assert stage.total_bytes <= profile.peak_bytes
+    assert profile.parts == profile.stages[profile.peak_stage].parts
+    assert profile.capacity_bytes == candidate.cluster.device.memory_bytes
+    assert profile.fits == (profile.peak_bytes <= profile.capacity_bytes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parameter", "gradient", "optimizer"),
+    [
+        ({"precision": "bf16", "distributed_optimizer": False}, 2, 4, 12),
+        ({"precision": "bf16", "distributed_optimizer": True}, 2, 4, 3),
+        ({"precision": "fp32", "distributed_optimizer": False}, 4, 4, 8),
+        ({"precision": "fp32", "distributed_optimizer": True}, 4, 4, 2),
+    ],
+)
+def test_bytes_a_parameter(recipe: dict[str, Any], parameter: int, gradient: int, optimizer: int) -> None:
+    # Rajbhandari et al., arXiv 1910.02054 (2019), section 3.1, with fp32 gradients as Megatron accumulates them.
+    candidate = candidate_of(ParallelConfig(data_parallel=4), **recipe)
+    trace = trace_of(candidate)
+    stage = memory_profile(candidate=candidate, trace=trace).stages[0]
+    layers = MODEL.num_layers * trace.pieces["layer.dense"].num_parameters
+    elements = layers + trace.pieces["embedding"].num_parameters  # the tied table once
+    assert stage.parameters_bytes == parameter * elements
+    assert stage.gradients_bytes == gradient * elements
+    assert stage.optimizer_bytes == optimizer * elements
+
+
+def test_experts_are_sharded_over_their_own_replicas() -> None:
+    layout = ParallelConfig(data_parallel=8, expert_parallel=4)
+    candidate = candidate_of(layout, model=MIXTURE, distributed_optimizer=True)
+    trace = trace_of(candidate)
+    stage = memory_profile(candidate=candidate, trace=trace).stages[0]
+    held = [p for kind in MIXTURE.layer_kinds for p in trace.pieces[f"layer.{kind}"].parameters]
+    dense = sum(p.num_elements for p in held if not p.expert) + trace.pieces["embedding"].num_parameters
+    expert = sum(p.num_elements for p in held if p.expert)
+    assert stage.optimizer_bytes == pytest.approx(12 * (dense / 8 + expert / 2))
+
+
+def test_a_tied_table_lies_on_both_ends_of_a_pipeline() -> None:
+    candidate = candidate_of(ParallelConfig(pipeline_parallel=4), distributed_optimizer=False)
+    trace = trace_of(candidate)
+    stages = memory_profile(candidate=candidate, trace=trace).stages
+    assert stages[0].parameters_bytes == stages[3].parameters_bytes > stages[1].parameters_bytes
+
+
+@pytest.mark.parametrize(("recompute", "each"), [("none", 34 + 5 * 16 * 2048 / 1024), ("selective", 34)])
+def test_activations_of_a_layer_follow_the_published_formula(recompute: str, each: float) -> None:
+    # Korthikanti et al., arXiv 2205.05198 (2022), equations 4 and 6: s b h (34 + 5 a s / h) / t, and 34 s b h / t;
+    # here of a trace by hand, 16 layers a rank, one micro-batch in flight.
+    candidate = candidate_of(ParallelConfig(tensor_parallel=4, sequence_parallel=True), recompute=recompute)
+    trace = trace_of(candidate)
+    assert layer_activation_bytes(candidate) == 2048 * 1024 * each / 4
+    stage = memory_profile(candidate=candidate, trace=trace).stages[0]
+    assert stage.in_flight == (1,)
+    assert stage.activations_bytes == pytest.approx(16 * 2048 * 1024 * each / 4 + 3 * trace.boundary_bytes)
+
+
+def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    candidate = candidate_of(ParallelConfig(pipeline_parallel=4), num_micro_batches=8)
+    stages = memory_profile(candidate=candidate, trace=trace_of(candidate)).stages
+    assert [stage.in_flight for stage in stages] == [(4,), (3,), (2,), (1,)]
+
+
+def test_communicators_count_axes_in_use() -> None:
+    assert count_communicators(ParallelConfig(data_parallel=1)) == 0
+    assert count_communicators(ParallelConfig(data_parallel=8)) == 2  # world, data
+    # world, tensor, data, transfers, ends, model
+    assert count_communicators(ParallelConfig(tensor_parallel=8, pipeline_parallel=4, data_parallel=2)) == 6
+    candidate = candidate_of(ParallelConfig(data_parallel=8))
+    memory, trace = candidate.stack.memory, trace_of(candidate)
+    few, many = (
+        memory_profile(candidate=candidate, trace=trace, num_communicators=n).stages[0].framework_bytes for n in (0, 9)
+    )
+    assert few == memory.context_bytes
+    assert many == few + 9 * memory.communicator_bytes

@@ -1,0 +1,99 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak, num_warmup_passes, pass_order
+
+
+def unit(saved: float = 1.0, forward: float = 0.0, backward: float = 0.0) -> ChunkMemory:
+    return ChunkMemory(saved_bytes=saved, forward_peak_bytes=forward, backward_peak_bytes=backward)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    stages = draw(st.integers(1, 6))
+    chunks = draw(st.integers(1, 4)) if stages > 1 else 1
+    micro_batches = draw(st.integers(1, 7)) * (stages if chunks > 1 else 1)
+    return stages, draw(st.integers(0, stages - 1)), chunks, micro_batches
+
+
+def brute_force(sizes: list[float], stages: int, stage: int, micro_batches: int) -> float:
+    """Most bytes saved at once, walked micro-batch by micro-batch from Megatron's table of (micro-batch, chunk)."""
+    chunks = len(sizes)
+    table = [
+        (start + i, chunk)
+        for start in range(0, micro_batches, stages)
+        for chunk in range(chunks)
+        for i in range(min(stages, micro_batches - start))
+    ]
+    warmup = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    warmup = min(warmup, len(table)) if stages > 1 else 0
+    alive: set[tuple[int, int]] = set()
+    most, done = 0.0, 0
+    for number, item in enumerate(table):
+        alive.add(item)
+        most = max(most, sum(sizes[chunk] for _, chunk in alive))
+        if number >= warmup:
+            micro_batch, chunk = table[done]
+            alive.remove((micro_batch, chunks - 1 - chunk))
+            done += 1
+    return most
+
+
+@given(schedules(), st.data())
+def test_saved_bytes_equal_a_walk_over_micro_batches(schedule: tuple[int, int, int, int], data: st.DataObject) -> None:
+    stages, stage, chunks, micro_batches = schedule
+    sizes = data.draw(st.lists(st.integers(1, 50).map(float), min_size=chunks, max_size=chunks))
+    peak = activation_peak([unit(s) for s in sizes], num_stages=stages, stage=stage, num_micro_batches=micro_batches)
+    assert peak.saved_bytes + peak.transient_bytes == brute_force(sizes, stages, stage, micro_batches)
+
+
+@given(schedules())
+def test_every_micro_batch_goes_forward_and_then_backward_through_every_chunk(s: tuple[int, int, int, int]) -> None:
+    stages, stage, chunks, micro_batches = s
+    order = list(pass_order(num_stages=stages, stage=stage, num_chunks=chunks, num_micro_batches=micro_batches))
+    assert Counter(order) == {(c, forward): micro_batches for c in range(chunks) for forward in (True, False)}
+    level: Counter[int] = Counter()
+    for chunk, forward in order:
+        level[chunk] += 1 if forward else -1
+        assert level[chunk] >= 0
+
+
+@given(st.integers(1, 12), st.integers(1, 40))
+def test_1f1b_keeps_at_most_the_stages_to_come(stages: int, micro_batches: int) -> None:
+    for stage in range(stages):
+        peak = activation_peak([unit()], num_stages=stages, stage=stage, num_micro_batches=micro_batches)
+        assert peak.in_flight == (min(micro_batches, stages - stage),)
+        assert peak.saved_bytes == min(micro_batches, stages - stage)
+
+
+@given(st.integers(2, 8), st.integers(2, 4))
+def test_interleaving_keeps_the_warm_up_and_one_more(stages: int, chunks: int) -> None:
+    for stage in range(stages):
+        warmup = 2 * (stages - stage - 1) + (chunks - 1) * stages
+        assert (
+            num_warmup_passes(num_stages=stages, stage=stage, num_chunks=chunks, num_micro_batches=4 * stages) == warmup
+        )
+        peak = activation_peak([unit()] * chunks, num_stages=stages, stage=stage, num_micro_batches=4 * stages)
+        assert sum(peak.in_flight) == peak.saved_bytes == warmup + 1
+
+
+def test_transients_come_on_top_of_what_is_saved() -> None:
+    chunk = unit(saved=10, forward=14, backward=5)
+    peak = activation_peak([chunk], num_stages=4, stage=3, num_micro_batches=8)
+    assert (peak.saved_bytes, peak.transient_bytes) == (10, 4)  # forward: 14 above nothing
+    last = unit(saved=10, forward=10, backward=17)
+    peak = activation_peak([last], num_stages=4, stage=2, num_micro_batches=8)
+    assert (peak.saved_bytes, peak.transient_bytes) == (20, 7)  # backward: 17, of which 10 saved, beside another 10
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_longer_step_has_the_same_peak(stages: int) -> None:
+    chunks = [unit(3, 4, 5), unit(7, 8, 9), unit(2, 9, 2)]
+    for stage in range(stages):
+        peaks = {
+            activation_peak(chunks, num_stages=stages, stage=stage, num_micro_batches=m * stages) for m in (3, 4, 50)
+        }
+        assert len(peaks) == 1
