@@ -1,0 +1,1 @@
+"""Space enumeration, ledger, driver, samplers and pools: finds the best candidate of a search space."""

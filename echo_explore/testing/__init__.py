@@ -1,0 +1,1 @@
+"""Fakes, strategies and contract suites: imported by tests and Ray workers only."""

@@ -1,0 +1,46 @@
+"""What the dashboard says on the page of the best trial: the layout as launch arguments, and where its time goes."""
+
+from echo_explore.core import format_bytes
+from echo_explore.search.ports import TrialRecord
+from echo_explore.search.space import ResolvedSpace
+
+
+def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
+    """The layout and batch of a trial as arguments of Megatron-LM's pretrain scripts."""
+    point, recipe, model = record.point, space.space.recipe, space.model
+    arguments = [
+        f"--tensor-model-parallel-size {point.tensor_parallel}",
+        f"--pipeline-model-parallel-size {point.pipeline_parallel}",
+        f"--context-parallel-size {point.context_parallel}",
+        f"--micro-batch-size {point.micro_batch_size}",
+        f"--global-batch-size {recipe.global_batch_size}",
+        f"--seq-length {recipe.sequence_length}",
+    ]
+    if point.virtual_pipeline > 1:
+        layers = model.num_layers // (point.pipeline_parallel * point.virtual_pipeline)
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
+    if point.expert_parallel > 1:
+        arguments.append(f"--expert-model-parallel-size {point.expert_parallel}")
+    if point.sequence_parallel:
+        arguments.append("--sequence-parallel")
+    if point.recompute == "selective":
+        arguments.append("--recompute-activations")
+    if point.recompute == "full":
+        arguments.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    return arguments
+
+
+def launch_note(record: TrialRecord, space: ResolvedSpace) -> str:
+    """Markdown for the page of a trial."""
+    outcome = record.outcome
+    assert outcome is not None
+    lines = [f"**{record.point.label()}** on {space.cluster.name}, {space.model.name}", ""]
+    lines.append(
+        f"step {outcome.step_time_s:.3f} s ({outcome.step_time_low_s:.3f} to {outcome.step_time_high_s:.3f} s)"
+    )
+    lines.append(f"MFU {outcome.mfu:.1%}, peak memory {format_bytes(outcome.peak_memory_bytes)}")
+    lines += ["", "```", *megatron_arguments(record, space), "```", "", "| part | s | of the step |", "|---|---|---|"]
+    for name, value in outcome.breakdown.items():
+        if value:
+            lines.append(f"| {name.removesuffix('_s')} | {value:.3f} | {value / outcome.step_time_s:.1%} |")
+    return "\n".join(lines)

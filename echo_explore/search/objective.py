@@ -1,0 +1,54 @@
+"""What is minimised, as a function of step time and size of the job: one place for outcomes and for their bounds."""
+
+from collections.abc import Iterable, Sequence
+
+from echo_explore.search.point import SearchPoint
+from echo_explore.specs import ClusterSpec
+
+SECONDS_PER_HOUR = 3600.0
+
+
+def objective_values(
+    names: Sequence[str], *, step_time_s: float, point: SearchPoint, cluster: ClusterSpec
+) -> tuple[float, ...]:
+    """Values of the objectives for one step.
+
+    Each rises with step_time_s, so a lower bound of the step time gives lower bounds of all: step_time_s is itself,
+    cost_usd = step_time_s * num_gpus * price / 3600, energy_j = step_time_s * num_gpus * board power.
+    """
+    return tuple(_value(name, step_time_s, point.num_gpus, cluster) for name in names)
+
+
+def _value(name: str, step_time_s: float, num_gpus: int, cluster: ClusterSpec) -> float:
+    match name:
+        case "step_time_s":
+            return step_time_s
+        case "cost_usd":
+            assert cluster.price is not None, "checked when the space was resolved"
+            return step_time_s * num_gpus * cluster.price.gpu_hour_usd / SECONDS_PER_HOUR
+        case "energy_j":
+            # Approximation: every GPU draws its board power all the time; over-estimates.
+            return step_time_s * num_gpus * cluster.device.power_w
+        case _:
+            raise AssertionError(name)
+
+
+def dominates(left: Sequence[float], right: Sequence[float]) -> bool:
+    """Whether `left` is no worse than `right` everywhere and better somewhere (smaller is better)."""
+    pairs = list(zip(left, right, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def add_to_front(front: list[tuple[float, ...]], values: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """The Pareto front with `values` taken in; unchanged if one of the front is as good."""
+    if any(dominates(known, values) or known == values for known in front):
+        return front
+    return [*(known for known in front if not dominates(values, known)), values]
+
+
+def best_of(values: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """The Pareto front of `values`."""
+    front: list[tuple[float, ...]] = []
+    for value in values:
+        front = add_to_front(front, value)
+    return front

@@ -1,0 +1,152 @@
+"""Where a mirrored study is kept: a journal file, or a database by URL with its password from the environment."""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+
+from echo_explore.core import SpecError
+from echo_explore.core.home import refuse_job_copy
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PASSWORD: Final = re.compile(r"(://[^:/@]*):([^/]*)@")
+_STALE_LOCK_S: Final = 10.0
+"""A journal lock older than this was left by a killed process: no write takes a second."""
+
+
+def masked(storage: str) -> str:
+    """`storage` with its password replaced by `***`, for messages and files."""
+    return _PASSWORD.sub(r"\1:***@", storage)
+
+
+def resolve_storage(storage: str) -> str:
+    """`storage` as it is used: an absolute journal path, or a URL with `${NAME}` still in it.
+
+    Raises:
+        SpecError: a password is written out, or the file lies in the throw-away copy of a Ray job.
+    """
+    if "://" not in storage:
+        path = Path(storage).expanduser().resolve()
+        refuse_job_copy(path, field="storage")
+        return str(path)
+    password = _PASSWORD.search(storage)
+    if password and not _VARIABLE.fullmatch(password[2]):
+        raise SpecError(
+            "storage",
+            masked(storage),
+            "the password is written out, where every user of the machine can read it",
+            "put it into a variable and write user:${NAME}@host, or use PGPASSWORD",
+        )
+    scheme, _, rest = storage.partition("://")
+    if scheme.partition("+")[0] not in ("sqlite", "postgresql", "postgres", "mysql"):
+        raise SpecError(
+            "storage", masked(storage), "is not a known kind", "give a file, sqlite:///FILE or postgresql://..."
+        )
+    if scheme == "sqlite" and rest.startswith("/") and not rest.startswith("//"):
+        path = Path(rest[1:]).expanduser().resolve()
+        refuse_job_copy(path, field="storage")
+        return f"sqlite:///{path}"
+    return storage
+
+
+def open_storage(storage: str) -> BaseStorage:
+    """The Optuna storage of a resolved `storage`.
+
+    Raises:
+        SpecError: a variable is not set, or the file or database cannot be opened.
+    """
+    if "://" not in storage:
+        return _open_journal(Path(storage))
+    url = _VARIABLE.sub(_from_environment, storage)
+    url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)  # psycopg 3 is what the extra installs
+    try:
+        return RDBStorage(url)
+    except (Exception, SystemExit) as error:  # SQLAlchemy, the driver and Alembic raise dozens of kinds
+        # Only the kind: the text may hold the URL with its password.
+        kind = type(error.__cause__ or error).__name__
+        raise SpecError(
+            "storage", masked(storage), f"cannot be opened ({kind})", "check server, path and rights"
+        ) from None
+
+
+class BatchingBackend(BaseJournalBackend):
+    """A journal file to which `batch` writes everything at once, so that it is synced once and not for every trial."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._backend = JournalFileBackend(str(path))
+        self._held: list[dict[str, Any]] | None = None
+        self._num_before = 0
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        """What the file holds, then what the open batch holds."""
+        if self._held is None:
+            yield from self._backend.read_logs(log_number_from)
+            return
+        if log_number_from < self._num_before:
+            yield from self._backend.read_logs(log_number_from)
+        yield from self._held[max(0, log_number_from - self._num_before) :]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Hold the logs back while a batch is open."""
+        if self._held is None:
+            self._backend.append_logs(logs)
+        else:
+            self._held.extend(logs)
+
+    def begin(self) -> None:
+        """Hold back what is appended from now on."""
+        self._num_before = self._num_logs()
+        self._held = []
+
+    def end(self) -> bool:
+        """Write what was held back, with one sync.
+
+        Returns:
+            False if somebody else (the dashboard) wrote meanwhile: then the storage must be opened anew.
+        """
+        held, self._held = self._held or [], None
+        if held:
+            self._backend.append_logs(held)
+        return self._num_logs() == self._num_before + len(held)
+
+    def _num_logs(self) -> int:
+        with self._path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _open_journal(path: Path) -> JournalStorage:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_journal(path)
+        return JournalStorage(BatchingBackend(path))
+    except (OSError, ValueError, KeyError, optuna.exceptions.OptunaError) as error:
+        raise SpecError(
+            "storage", str(path), f"cannot be opened ({error})", "check path and rights, or move it away"
+        ) from error
+
+
+def _mend_journal(path: Path) -> None:
+    """Undo what a kill may leave: a torn last line, a lock that nobody holds."""
+    with contextlib.suppress(FileNotFoundError):
+        lock = Path(f"{path}.lock")
+        if time.time() - lock.lstat().st_mtime > _STALE_LOCK_S:
+            lock.unlink()
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+def _from_environment(match: re.Match[str]) -> str:
+    value = os.environ.get(match[1])
+    if value is None:
+        raise SpecError("storage", match[0], "is not set in the environment", f"export {match[1]}=...")
+    return value
