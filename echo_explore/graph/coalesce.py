@@ -65,7 +65,9 @@ def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_aft
     return Coalesced(timed=TimedGraph(graph=coarse, time_s=time_s, sigma_log=sigma_log), row_of=row_of)
 
 
-def _coarse_dependences(graph: ExecutionGraph, row_of: Ints, num_rows: int) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.int32]]]:
+def _coarse_dependences(
+    graph: ExecutionGraph, row_of: Ints, num_rows: int
+) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.int32]]]:
     """CSR of the dependences between different coarse rows, each once."""
     reader = row_of[np.repeat(np.arange(graph.num_ops), np.diff(graph.dep_offsets))]
     read = row_of[graph.dep_index]

@@ -152,9 +152,7 @@ def _chunks(draw: st.DrawFn, forward: list[Item], backward: list[Item], *, data_
                 )
             )
         for row in sorted(draw(st.lists(st.integers(0, len(forward) - 1), max_size=3))):
-            gathers.append(
-                ParameterGather(message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row)
-            )
+            gathers.append(ParameterGather(message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row))
     return ChunkJob(
         forward=timed_graph(forward),
         backward=timed_graph(backward, phase=Phase.BACKWARD),

@@ -1,8 +1,10 @@
 """Simulated steps: schedules, the event engine, breakdown, bounds and trace export."""
 
 from echo_explore.timeline.blocks import Fidelity
+from echo_explore.timeline.bound import cheap_bound, step_time_lower_bound
 from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
 from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, Schedule, StageJob
+from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
 from echo_explore.timeline.schedules import schedule_order
 from echo_explore.timeline.spans import Span
@@ -22,6 +24,9 @@ __all__ = [
     "Span",
     "StageJob",
     "StepTimeline",
+    "cheap_bound",
     "schedule_order",
     "simulate_step",
+    "step_time_lower_bound",
+    "write_perfetto",
 ]

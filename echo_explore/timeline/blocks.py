@@ -131,7 +131,5 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
         host_s = float(times.end_s[rows][is_host[rows]].max(initial=0.0))
         ran = rank_ops(program, times, i, copies.owner)
         charges = charge_rank(ran, pool.bodies, from_s=0.0, to_s=body_s)
-        collapsed.append(
-            collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges)
-        )
+        collapsed.append(collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges))
     return collapsed, n

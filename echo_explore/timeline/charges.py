@@ -110,7 +110,9 @@ def _charge_kernels(charges: Floats, ops: RankOps, took: Floats) -> None:
 def _charge_rest(
     charges: Floats, ops: RankOps, start: Floats, end: Floats, rows: Ints, *, from_s: float, to_s: float
 ) -> None:
-    level_of = np.where(ops.charge[rows] <= Charge.OPTIMIZER, _BUSY, ops.charge[rows] - int(Charge.TENSOR) + _FIRST_AXIS)
+    level_of = np.where(
+        ops.charge[rows] <= Charge.OPTIMIZER, _BUSY, ops.charge[rows] - int(Charge.TENSOR) + _FIRST_AXIS
+    )
     time = np.concatenate([[from_s], start[rows], end[rows], [to_s]])
     level = np.concatenate([[_IDLE], level_of, level_of, [_IDLE]])
     step = np.concatenate([[1], np.ones_like(rows), -np.ones_like(rows), [-1]])

@@ -20,9 +20,7 @@ def check_job(job: PipelineJob) -> None:
     if len(num_chunks) > 1:
         raise SpecError("stages.chunks", sorted(num_chunks), "all stages need as many chunks", "split the layers alike")
     virtual, pipeline = num_chunks.pop(), len(job.stages)
-    check_schedule(
-        pipeline_parallel=pipeline, virtual_pipeline=virtual, num_micro_batches=job.num_micro_batches
-    )
+    check_schedule(pipeline_parallel=pipeline, virtual_pipeline=virtual, num_micro_batches=job.num_micro_batches)
     fits = {"no-pipelining": pipeline == 1, "1f1b": virtual == 1, "interleaved": virtual > 1}
     if not fits.get(job.schedule, False):
         right = "no-pipelining" if pipeline == 1 else "interleaved" if virtual > 1 else "1f1b"

@@ -26,22 +26,16 @@ def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
     return bool(slows) or any(template.uses_data_stream for template in blocks.expanded)
 
 
-def first_guess(job: PipelineJob, layout: Layout, *, sensitive: bool) -> npt.NDArray[np.bool_]:
-    """(num_blocks,) blocks to run row by row: those that start or await data-parallel traffic, and if it disturbs those
-    that the stage runs after the first reduction.
-    """
+def first_guess(job: PipelineJob, layout: Layout) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) blocks to run row by row at first: those that start or await data-parallel traffic."""
     is_expanded = np.zeros(layout.num_blocks, dtype=np.bool_)
     last = layout.at.shape[3] - 1
     for s, stage in enumerate(job.stages):
-        starts = []
         for v, chunk in enumerate(stage.chunks):
             if chunk.gathers and job.overlap_param_gather:
                 is_expanded[layout.at[s, FORWARD, v, 0]] = True
             if chunk.buckets and job.overlap_grad_reduce:
-                starts.append(int(layout.at[s, BACKWARD, v, last]))
-        is_expanded[starts] = True
-        if sensitive and starts:
-            is_expanded[min(starts) : (s + 1) * layout.per_stage] = True
+                is_expanded[layout.at[s, BACKWARD, v, last]] = True
     return is_expanded
 
 

@@ -289,7 +289,9 @@ def _add_buckets(
                     found.append((s, bucket.time_s, bucket.sigma_log, after_all, behind, int(bucket.collective)))
     if not found:
         return np.zeros(0, dtype=np.int64)
-    stage_of, time_s, sigma_log, after, behind_op, collective = (np.array(column) for column in zip(*found, strict=True))
+    stage_of, time_s, sigma_log, after, behind_op, collective = (
+        np.array(column) for column in zip(*found, strict=True)
+    )
     ops = extras.add(
         stream=Stream.DATA,
         charge=Charge.DATA,

@@ -45,7 +45,9 @@ def checked_pairs(model: InterferenceModel) -> Pairs:
         if array.shape != (NUM_CODES, NUM_CODES):
             raise SpecError(f"interference.{name}", array.shape, "must have shape (16, 16)", "give a factor a pair")
         if not (np.isfinite(array) & (array >= 1)).all():
-            raise SpecError(f"interference.{name}", float(array.min()), "every factor must be 1 or more", "check the model")
+            raise SpecError(
+                f"interference.{name}", float(array.min()), "every factor must be 1 or more", "check the model"
+            )
         factors[name] = array
     return Pairs(**factors)
 
@@ -88,7 +90,9 @@ class Pool:
 
 def concatenate_ops(parts: Sequence[Ops]) -> Ops:
     """The ops one after the other; edges keep counting from the start of their part."""
-    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in (*OP_COLUMNS, "edge_source", "edge_target")}
+    columns = {
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in (*OP_COLUMNS, "edge_source", "edge_target")
+    }
     return Ops(**columns)
 
 
@@ -219,7 +223,9 @@ def run_program(program: Program, pairs: Pairs) -> Times:
             for s in range(num_streams)
             if (~finished[stream_order[stream_first[s] : stream_first[s + 1]]]).any()
         ]
-        raise EchoError(f"timeline: {n - done} of {n} ops wait for each other, on {', '.join(stuck[:6])}; fix: check the job")
+        raise EchoError(
+            f"timeline: {n - done} of {n} ops wait for each other, on {', '.join(stuck[:6])}; fix: check the job"
+        )
     return Times(start_s=start, end_s=end)
 
 

@@ -60,7 +60,9 @@ def check_schedule(*, pipeline_parallel: int, virtual_pipeline: int, num_micro_b
         if value < 1:
             raise SpecError(field, value, "must be 1 or more", f"set {field}=1")
     if virtual_pipeline > 1 and pipeline_parallel == 1:
-        raise SpecError("virtual_pipeline", virtual_pipeline, "needs pipeline_parallel above 1", "set virtual_pipeline=1")
+        raise SpecError(
+            "virtual_pipeline", virtual_pipeline, "needs pipeline_parallel above 1", "set virtual_pipeline=1"
+        )
     if virtual_pipeline > 1 and num_micro_batches % pipeline_parallel:
         near = max(1, round(num_micro_batches / pipeline_parallel)) * pipeline_parallel
         raise SpecError(
@@ -125,7 +127,4 @@ def schedule_order(
         rank=rank,
     )
     names: tuple[PhaseName, PhaseName] = ("forward", "backward")
-    return [
-        (names[p], int(m), int(c))
-        for p, m, c in zip(order.phase, order.micro_batch, order.chunk, strict=True)
-    ]
+    return [(names[p], int(m), int(c)) for p, m, c in zip(order.phase, order.micro_batch, order.chunk, strict=True)]

@@ -129,7 +129,7 @@ def _run_collapsed(
     """
     layout = lay_out(job, num_micro_batches)
     sensitive = is_sensitive(job, blocks, pairs)
-    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout, sensitive=sensitive)
+    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout)
     if record_spans:
         is_expanded[layout.at[..., 0]] = True
     num_ops = 0
@@ -158,9 +158,7 @@ def _summarise(
         total = charge_rank(ops, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
         if period is not None:
             more = (job.num_micro_batches - num_run) / period.micro_batches
-            window = charge_rank(
-                ops, run.step.pool.bodies, from_s=float(period.from_s[s]), to_s=float(period.to_s[s])
-            )
+            window = charge_rank(ops, run.step.pool.bodies, from_s=float(period.from_s[s]), to_s=float(period.to_s[s]))
             total = total + more * window
             finish[s] += more * period.length_s
         charges.append(total)

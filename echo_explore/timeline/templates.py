@@ -155,5 +155,3 @@ def collapse(template: Template, *, body_s: float, host_excess_s: float, charges
         charges=charges,
         source=template.source,
     )
-
-

@@ -122,7 +122,11 @@ def test_interference_slows_overlapped_buckets_only() -> None:
         collective=Collective.ALL_REDUCE, message_bytes=1.0, time_s=1.0, sigma_log=0.1, ready_after=0
     )
     job = equal_stages_job(
-        num_stages=1, num_micro_batches=2, forward=[("gemm", 1.0)], backward=[("gemm", 1.0), ("gemm", 1.0)], buckets=(bucket,)
+        num_stages=1,
+        num_micro_batches=2,
+        forward=[("gemm", 1.0)],
+        backward=[("gemm", 1.0), ("gemm", 1.0)],
+        buckets=(bucket,),
     )
     # Kernel 2 runs beside the bucket from 5 to 5 + 1.2 (bucket slowed 1.2); it then did 1.2 / 1.5, and 0.2 are left.
     step = simulate_step(job, interference=interference(1.5, 1.2), fidelity="kernel")

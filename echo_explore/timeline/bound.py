@@ -1,0 +1,168 @@
+"""Lower bounds of the step time in closed form: of a priced job, and of a candidate of which only FLOP are known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_explore.core import SpecError
+from echo_explore.graph import TimedGraph
+from echo_explore.graph.execution_graph import Floats
+from echo_explore.timeline.checks import check_job
+from echo_explore.timeline.job import PipelineJob, StageJob
+from echo_explore.timeline.templates import num_launches
+
+
+def _serial_s(timed: TimedGraph) -> Floats:
+    """(num_ops + 1,) seconds that the compute stream needs at least until before each row: its kernels one after the
+    other, and the synchronous collectives between them.
+    """
+    graph = timed.graph
+    held = graph.is_compute | (graph.is_collective & ~graph.asynchronous)
+    return np.concatenate([[0.0], np.cumsum(np.where(held, timed.time_s, 0.0))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _StageBound:
+    """Least seconds of the parts of a stage.
+
+    Attributes:
+        forward_s: a forward of its first chunk and the transfer to the next stage.
+        backward_s: a backward of its first chunk.
+        send_s: transfer of a gradient to the stage before; 0 on the first.
+        busy_s: all forwards and backwards, and the transfers that hold the stage.
+        tail_s: from the end of that to the end of its step.
+    """
+
+    forward_s: float
+    backward_s: float
+    send_s: float
+    busy_s: float
+    tail_s: float
+
+
+def _block_s(timed: TimedGraph, host_launch_s: float) -> float:
+    return max(float(_serial_s(timed)[-1]), num_launches(timed) * host_launch_s)
+
+
+def _stage_bound(job: PipelineJob, stage: StageJob, at: int) -> _StageBound:
+    num_stages, num_chunks = len(job.stages), len(stage.chunks)
+    m, h = job.num_micro_batches, job.host_launch_s
+    forwards = [_block_s(chunk.forward, h) for chunk in stage.chunks]
+    backwards = [_block_s(chunk.backward, h) for chunk in stage.chunks]
+    send_s = stage.send_backward_s if at > 0 else 0.0
+    busy_s, held_s = m * (sum(forwards) + sum(backwards)), 0.0
+    if not job.overlap_p2p:
+        sends_forward = num_chunks - (at == num_stages - 1)
+        sends_backward = num_chunks - (at == 0)
+        busy_s += m * (sends_forward * stage.send_forward_s + sends_backward * stage.send_backward_s)
+        held_s = send_s
+    epilogue_s = float(_serial_s(stage.epilogue)[-1]) + job.host_step_s
+    return _StageBound(
+        forward_s=forwards[0] + stage.send_forward_s,
+        backward_s=backwards[0],
+        send_s=send_s,
+        busy_s=busy_s,
+        tail_s=_buckets_s(job, stage, last_s=backwards[0] + held_s) + epilogue_s,
+    )
+
+
+def _buckets_s(job: PipelineJob, stage: StageJob, *, last_s: float) -> float:
+    """Seconds from the end of the last backward, counted as `last_s` long, to the end of the bucket reductions.
+
+    Bucket i of chunk 0 starts after the rows up to its own, and those behind it follow: it ends no earlier than
+    rows_i + sum_{j>=i} t_j after the start of the last backward.
+    """
+    if not job.overlap_grad_reduce:
+        return sum(bucket.time_s for chunk in stage.chunks for bucket in chunk.buckets)
+    chunk = stage.chunks[0]
+    rows_s = _serial_s(chunk.backward)
+    ends_s, behind_s = 0.0, 0.0
+    for bucket in reversed(chunk.buckets):
+        behind_s += bucket.time_s
+        ends_s = max(ends_s, float(rows_s[bucket.ready_after + 1]) + behind_s)
+    return max(0.0, ends_s - last_s)
+
+
+def step_time_lower_bound(job: PipelineJob) -> float:
+    """Seconds below which no simulated step of the job lies, at fidelity "kernel" and under any interference.
+
+    With, on stage k, b_k the seconds that its compute stream is held by all forwards and backwards (and by sends, without
+    overlap), f_k and g_k a forward and a backward of chunk 0, t_k transfers, e_k bucket reductions and epilogue:
+
+        T >= max_s [ sum_{k<s} (f_k + t_k) + b_s + max_{j<=s} ( sum_{j<=k<s} (t_{k+1} + g_k) + e_j ) ]
+
+    Stage s starts after the first forward has come through the stages before it, is held for b_s, and ends with a
+    backward of chunk 0, after which the stages before it still have theirs to do. Valid for every schedule here: all
+    start with a forward and end with a backward of chunk 0. A forward or backward counts with its kernels and synchronous
+    collectives, or its launches if they take longer.
+
+    Raises:
+        SpecError: the job is not well formed.
+    """
+    check_job(job)
+    stages = [_stage_bound(job, stage, at) for at, stage in enumerate(job.stages)]
+    best, fill_s = 0.0, 0.0
+    for s, stage in enumerate(stages):
+        rest_s = stage.tail_s
+        drain_s = 0.0 if job.overlap_p2p else -stage.send_s  # busy_s already has the transfer that starts the drain
+        for k in range(s - 1, -1, -1):
+            drain_s += stages[k + 1].send_s + stages[k].backward_s
+            held_s = 0.0 if job.overlap_p2p else stages[k].send_s
+            rest_s = max(rest_s, drain_s + held_s + stages[k].tail_s)
+        best = max(best, fill_s + stage.busy_s + rest_s)
+        fill_s += stage.forward_s
+    return best
+
+
+def cheap_bound(
+    *,
+    flop: Sequence[float],
+    bytes_moved: Sequence[float],
+    peak_flop_per_s: float,
+    memory_bandwidth_bytes_per_s: float,
+    num_micro_batches: int,
+    virtual_pipeline: int = 1,
+    equal_stages: bool = False,
+) -> float:
+    """Seconds below which no step lies that executes these FLOP on these stages; needs no graph.
+
+    With w_s = max(flop_s / peak, bytes_s / bandwidth) the least work of stage s in a step, m micro-batches, p stages, v
+    chunks: max_s w_s. If the stages are equal, all of them c a micro-batch, 1F1B can't do better than its bubble:
+    T >= c (m + (p - 1) / v). If not and v = 1, stage s starts and ends with one micro-batch of those before it:
+    T >= max_s ( m c_s + sum_{k<s} c_k ).
+
+    Args:
+        flop: executed FLOP of one GPU of each stage in a step.
+        bytes_moved: bytes that it must move to and from its memory at least; 0 if unknown.
+        peak_flop_per_s: of one GPU.
+        memory_bandwidth_bytes_per_s: of one GPU.
+        num_micro_batches: m.
+        virtual_pipeline: v.
+        equal_stages: every chunk of every stage does the same work.
+
+    Raises:
+        SpecError: a count or rate that is not positive, lists of different length.
+    """
+    if not flop or len(flop) != len(bytes_moved):
+        raise SpecError(
+            "flop", len(flop), f"needs an entry a stage, as bytes_moved has {len(bytes_moved)}", "give both"
+        )
+    for field, value in (
+        ("peak_flop_per_s", peak_flop_per_s),
+        ("memory_bandwidth_bytes_per_s", memory_bandwidth_bytes_per_s),
+        ("num_micro_batches", num_micro_batches),
+        ("virtual_pipeline", virtual_pipeline),
+    ):
+        if not value > 0:
+            raise SpecError(field, value, "must be positive", "give what the device and the layout have")
+    work_s = [
+        max(f / peak_flop_per_s, b / memory_bandwidth_bytes_per_s) for f, b in zip(flop, bytes_moved, strict=True)
+    ]
+    if equal_stages:
+        share = min(work_s) / num_micro_batches
+        return max(*work_s, share * (num_micro_batches + (len(flop) - 1) / virtual_pipeline))
+    if virtual_pipeline > 1:
+        return max(work_s)
+    before_s = np.concatenate([[0.0], np.cumsum(work_s)[:-1]]) / num_micro_batches
+    return float((np.array(work_s) + before_s).max())

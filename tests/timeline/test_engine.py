@@ -1,0 +1,164 @@
+"""The engine: numba equals Python on random programs, and both obey the rules that they claim."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_explore.core import EchoError
+from echo_explore.core.jit import python_of
+from echo_explore.graph.execution_graph import Floats
+from echo_explore.timeline import engine, program
+from echo_explore.timeline.ops import NUM_STREAMS, Ops, Stream
+from echo_explore.timeline.program import Pairs, Program, Times, run_program
+
+
+def pairs(compute: float, collective: float) -> Pairs:
+    return Pairs(compute=np.full((16, 16), compute), collective=np.full((16, 16), collective))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Edges go up in index, and groups take ops of one position on several ranks: no deadlock is possible."""
+    num_ranks, length = draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    n = num_ranks * length
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rank = np.tile(np.arange(num_ranks), length)
+    ops = Ops.blank(n)
+    ops.stream[:] = rng.choice([Stream.COMPUTE, Stream.COMPUTE, Stream.TENSOR, Stream.DATA], n)
+    ops.duration_s[:] = np.where(
+        rng.random(n) < 0.2, 0.0, rng.integers(1, 9, n) / 8 + (rng.random(n) < 0.5) * rng.random(n)
+    )
+    source, target = rng.integers(0, n, (2, draw(st.integers(0, 2 * n))))
+    keep = source < target
+    group = np.full(n, -1)
+    for position in np.flatnonzero(rng.random(length) < 0.3):
+        group[position * num_ranks : (position + 1) * num_ranks] = position
+        ops.stream[position * num_ranks : (position + 1) * num_ranks] = Stream.MODEL
+        keep &= ~((group[source] == position) & (group[target] == position))
+    is_kernel = ops.stream == Stream.COMPUTE
+    ops.op_class[:] = np.where(is_kernel, rng.integers(0, 4, n), 0)
+    ops.collective[:] = np.where(is_kernel, 0, rng.integers(0, 4, n))
+    used, numbers = np.unique(group[group >= 0], return_inverse=True)
+    group[group >= 0] = numbers
+    assert used.size <= length
+    return Program(
+        ops=replace(ops, edge_source=source[keep], edge_target=target[keep]),
+        rank=rank,
+        peer=np.full(n, -1),
+        order=np.arange(n, dtype=np.float64),
+        group=group,
+        source=np.full(n, -1),
+        copy=np.full(n, -1),
+        num_ranks=num_ranks,
+    )
+
+
+def run_python(one: Program, table: Pairs) -> Times:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "run_events", python_of(engine.run_events))
+        patch.setattr(engine, "_settle", python_of(engine._settle))
+        return run_program(one, table)
+
+
+@settings(max_examples=150, deadline=None)
+@given(one=programs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.25)]))
+def test_numba_equals_python(one: Program, slow: tuple[float, float]) -> None:
+    compiled, oracle = run_program(one, pairs(*slow)), run_python(one, pairs(*slow))
+    np.testing.assert_allclose(compiled.start_s, oracle.start_s, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(compiled.end_s, oracle.end_s, rtol=1e-12, atol=1e-12)
+
+
+def work_done(one: Program, times: Times, table: Pairs) -> Floats:
+    """(num_ops,) seconds of undisturbed work in the interval of every op, by brute force over all instants of change."""
+    cuts = np.unique(np.concatenate([times.start_s, times.end_s]))
+    work = np.zeros(one.ops.num_ops)
+    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        middle = (low + high) / 2
+        runs = np.flatnonzero((times.start_s < middle) & (times.end_s > middle))
+        for op in runs:
+            beside = [q for q in runs if one.rank[q] == one.rank[op]]
+            slow = 1.0
+            if one.ops.stream[op] == Stream.COMPUTE and one.ops.op_class[op] > 0:
+                codes = [one.ops.collective[q] for q in beside if one.ops.collective[q] > 0]
+                slow += sum(table.compute[one.ops.op_class[op], code] - 1 for code in codes)
+            if one.ops.collective[op] > 0:
+                kernels = [one.ops.op_class[q] for q in beside if one.ops.op_class[q] > 0]
+                slow = max([1.0, *(table.collective[k, one.ops.collective[op]] for k in kernels)])
+            work[op] += (high - low) / slow
+    return work
+
+
+@settings(max_examples=80, deadline=None)
+@given(one=programs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.25)]))
+def test_certificate(one: Program, slow: tuple[float, float]) -> None:
+    """No overlap on a stream, order kept, every dependence and rendezvous respected, every op's work done exactly."""
+    table = pairs(*slow)
+    times = run_program(one, table)
+    assert (times.end_s >= times.start_s - 1e-12).all()
+    assert (times.start_s[one.ops.edge_target] >= times.end_s[one.ops.edge_source] - 1e-12).all()
+    for stream in np.unique(one.rank * NUM_STREAMS + one.ops.stream):
+        mine = np.flatnonzero(one.rank * NUM_STREAMS + one.ops.stream == stream)
+        assert (times.start_s[mine[1:]] >= times.end_s[mine[:-1]] - 1e-12).all()
+    for group in range(int(one.group.max(initial=-1)) + 1):
+        assert np.ptp(times.start_s[one.group == group]) <= 1e-12
+    np.testing.assert_allclose(work_done(one, times, table), one.ops.duration_s, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(one=programs())
+def test_work_conserving(one: Program) -> None:
+    """Every op starts when the last thing that it waits for ends: nothing idles without a reason."""
+    times = run_program(one, pairs(1.0, 1.0))
+    stream = one.rank * NUM_STREAMS + one.ops.stream
+    ready = np.zeros(one.ops.num_ops)
+    for op in range(one.ops.num_ops):
+        before = np.flatnonzero(stream[:op] == stream[op])
+        ends = times.end_s[one.ops.edge_source[one.ops.edge_target == op]]
+        ready[op] = max([0.0, *ends, *(times.end_s[before[-1:]])])
+    for group in range(int(one.group.max(initial=-1)) + 1):
+        ready[one.group == group] = ready[one.group == group].max()
+    np.testing.assert_allclose(times.start_s, ready, atol=1e-12)
+
+
+def test_deadlock_is_reported() -> None:
+    ops = Ops.blank(2)
+    ops.duration_s[:] = 1.0
+    one = Program(
+        ops=replace(ops, edge_source=np.array([1]), edge_target=np.array([0])),
+        rank=np.zeros(2, dtype=np.int64),
+        peer=np.full(2, -1),
+        order=np.arange(2, dtype=np.float64),
+        group=np.full(2, -1),
+        source=np.full(2, -1),
+        copy=np.full(2, -1),
+        num_ranks=1,
+    )
+    with pytest.raises(EchoError, match="2 of 2 ops wait for each other, on rank class 0 compute"):
+        run_program(one, pairs(1.0, 1.0))
+
+
+def test_two_collectives_add_their_slowdown() -> None:
+    ops = Ops.blank(3)
+    ops.stream[:] = [Stream.COMPUTE, Stream.TENSOR, Stream.DATA]
+    ops.op_class[0] = 1
+    ops.collective[1:] = [1, 2]
+    ops.duration_s[:] = [1.0, 10.0, 10.0]
+    one = Program(
+        ops=ops,
+        rank=np.zeros(3, dtype=np.int64),
+        peer=np.full(3, -1),
+        order=np.arange(3, dtype=np.float64),
+        group=np.full(3, -1),
+        source=np.full(3, -1),
+        copy=np.full(3, -1),
+        num_ranks=1,
+    )
+    table = pairs(1.0, 1.0)
+    table.compute[1, 1], table.compute[1, 2], table.collective[1, 1] = 1.5, 1.25, 2.0
+    times = run_program(one, table)
+    assert times.end_s[0] == pytest.approx(1.75)
+    assert times.end_s[1] == pytest.approx(10.0 + 1.75 / 2)
+    assert times.end_s[2] == pytest.approx(10.0)
