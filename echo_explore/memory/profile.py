@@ -136,7 +136,7 @@ def count_communicators(layout: ParallelConfig) -> int:
         stages > 1,  # first and last stage
         stages * tensor > 1,  # model: gradient norm
         experts > 1,
-        experts > 1 and replicas * tensor // experts > 1,
+        experts > 1 and replicas // experts > 1,
     )
     return sum(used)
 

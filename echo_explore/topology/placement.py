@@ -1,8 +1,9 @@
 """Where the ranks of each parallelism axis lie: how many share a node, how many nodes a group spans.
 
 Ranks count up in the order tensor, context, data, pipeline (Megatron's `tp-cp-ep-dp-pp`), and rank r runs on device r.
-With stage size S = tp * cp * dp, rank r has pipeline stage r // S. Experts split the tp * cp * dp ranks of a stage:
-ep neighbouring ranks hold different experts and tp * cp * dp / ep hold the same ones (expert tensor parallelism 1).
+With stage size S = tp * cp * dp, rank r has pipeline stage r // S. Experts are split over tensor ranks too (Megatron's
+default, expert tensor parallelism = tp): ep neighbouring tensor groups hold different experts, and cp * dp / ep of them
+the same ones.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from echo_explore.core import SpecError
+from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph.kinds import Axis
 from echo_explore.specs import ClusterSpec, ParallelConfig
 
@@ -43,6 +44,7 @@ def group_shape(axis: Axis, layout: ParallelConfig, cluster: ClusterSpec) -> Gro
 
     Raises:
         SpecError: the axis has no groups (NONE), or data_parallel is not known yet.
+        PlacementError: for the axes of experts, ep does not divide cp * dp.
     """
     domain = domain_size(layout, cluster)
     if axis == Axis.MODEL:
@@ -91,13 +93,15 @@ def _stage_gpus(layout: ParallelConfig) -> int:
 def _axis_grid(axis: Axis, layout: ParallelConfig) -> tuple[int, int]:
     """Ranks of a group of the axis, and the distance between neighbours in it."""
     stage, tensor, expert = _stage_gpus(layout), layout.tensor_parallel, layout.expert_parallel
-    stages = layout.pipeline_parallel
+    stages, replicas = layout.pipeline_parallel, layout.context_parallel * layout.data_parallel
+    if axis in (Axis.EXPERT, Axis.EXPERT_DATA) and replicas % expert:
+        raise PlacementError("layout.ep", expert, f"must divide cp*dp = {replicas}", "change ep or dp")
     grids = {
         Axis.TENSOR: (tensor, 1),
         Axis.CONTEXT: (layout.context_parallel, tensor),
-        Axis.DATA: (layout.context_parallel * layout.data_parallel, tensor),
-        Axis.EXPERT: (expert, 1),
-        Axis.EXPERT_DATA: (stage // expert, expert),
+        Axis.DATA: (replicas, tensor),
+        Axis.EXPERT: (expert, tensor),
+        Axis.EXPERT_DATA: (replicas // expert, tensor * expert),
         Axis.PIPELINE: (min(stages, 2), stage),
         Axis.EMBEDDING: (min(stages, 2), stage * (stages - 1)),
     }

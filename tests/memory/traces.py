@@ -72,7 +72,7 @@ def trace_of(candidate: Candidate) -> Trace:
     if model.moe is not None:
         held = model.moe.num_experts // layout.expert_parallel
         experts = parameter(
-            "experts.weight", held * feed_forward_weights(model, model.moe.ffn_hidden_size), expert=True
+            "experts.weight", held * feed_forward_weights(model, model.moe.ffn_hidden_size) // tensor, expert=True
         )
         pieces["layer.moe"] = piece(*common, experts, saved=saved, forward=saved, backward=0.5 * saved)
     return Trace(

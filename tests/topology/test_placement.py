@@ -24,8 +24,8 @@ def groups_by_hand(axis: Axis, layout: ParallelConfig) -> list[list[int]]:
             Axis.TENSOR: (c, d, stage),
             Axis.CONTEXT: (t, d, stage),
             Axis.DATA: (t, stage),
-            Axis.EXPERT: (inner // expert, stage),
-            Axis.EXPERT_DATA: (inner % expert, stage),
+            Axis.EXPERT: (t, inner // (tensor * expert), stage),
+            Axis.EXPERT_DATA: (t, inner // tensor % expert, stage),
             Axis.EMBEDDING: (inner,),
             Axis.MODEL: (c, d),
         }[axis]
@@ -38,7 +38,7 @@ def groups_by_hand(axis: Axis, layout: ParallelConfig) -> list[list[int]]:
 def layouts(draw: st.DrawFn) -> ParallelConfig:
     tensor = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
     context, data = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3, 6, 8]))
-    experts = [e for e in (1, 2, 4, 8) if tensor * context * data % e == 0]
+    experts = [e for e in (1, 2, 4, 8) if context * data % e == 0]
     return ParallelConfig(
         tensor_parallel=tensor,
         context_parallel=context,
@@ -117,6 +117,12 @@ def test_placement_does_not_depend_on_how_the_rest_is_called() -> None:
     renamed = H100.model_copy(update={"name": "other", "max_nodes": 7})
     for axis in AXES:
         assert group_shape(axis, layout, H100) == group_shape(axis, layout, renamed)
+
+
+def test_experts_that_do_not_divide_the_replicas_are_refused() -> None:
+    layout = ParallelConfig(tensor_parallel=4, data_parallel=2, expert_parallel=8)
+    with pytest.raises(SpecError, match=r"layout.ep = 8: must divide cp\*dp = 2"):
+        group_shape(Axis.EXPERT, layout, H100)
 
 
 def test_what_has_no_groups_is_refused() -> None:
