@@ -110,7 +110,7 @@ class _Keys:
 
     def plain(self, key: str, default: str) -> str:
         value = self.get(key, default)
-        if value not in _PLAIN:
+        if not isinstance(value, str) or value not in _PLAIN:
             raise self.refuse(key, value, "is not a plain activation that is known")
         return _PLAIN[value]
 

@@ -205,7 +205,7 @@ UNABLE = "; fix: a ModelSpec cannot represent it; choose another model"
             LLAMA | {"attention_bias": True},
             f"config.json: attention_bias = True: puts biases on all projections of attention{UNABLE}",
         ),
-        (LLAMA | {"hidden_act": "gelu"}, "config.json: hidden_act = 'gelu': gates with another function than SiLU; fix: "),
+        (LLAMA | {"hidden_act": "gelu"}, "config.json: hidden_act = 'gelu': gates with another function than SiLU"),
         (NEOX | {"use_parallel_residual": True}, f"config.json: use_parallel_residual = 'true': runs attention and "
          f"feed-forward side by side{UNABLE}"),
         ({"model_type": "gemma2"}, "config.json: model_type = 'gemma2': soft-caps attention, alternates windows"),
@@ -218,7 +218,7 @@ UNABLE = "; fix: a ModelSpec cannot represent it; choose another model"
         ),
         (LLAMA | {"hidden_size": 4096.5}, "config.json: hidden_size = 4096.5: must be a whole number; fix: "),
         (LLAMA | {"num_hidden_layers": 0}, "config.json: num_layers = 0: must be 1 or more; fix: "),
-        (LLAMA | {"num_attention_heads": 7}, "config.json: hidden_size = 4096: is not divisible by num_attention_heads"),
+        (LLAMA | {"num_attention_heads": 7}, "config.json: hidden_size = 4096: is not divisible by num_attention"),
         (LLAMA | {"tie_word_embeddings": "no"}, "config.json: tie_word_embeddings = 'no': must be true or false;"),
         (LLAMA | {"head_dim": "128"}, "config.json: head_dim = '128': must be a whole number; fix: "),
     ],

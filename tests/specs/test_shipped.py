@@ -46,7 +46,7 @@ CALIBRATIONS = (
 SOURCED = [
     pytest.param(path, id=f"{kind}/{name}")
     for kind in ("clusters", "models", "stacks")
-    for name, path in list_data_files(kind).items()  # type: ignore[arg-type]
+    for name, path in list_data_files(kind).items()
 ]
 FIGURE = re.compile(r'^\w+ = (?:"?[\d.]|true|false)')
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
