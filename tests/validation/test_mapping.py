@@ -1,0 +1,167 @@
+"""Measured runs become candidates by framework, date, flags and dimensions."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_explore.core.home import list_data_files
+from echo_explore.specs import Candidate
+from echo_explore.validation import Declined, MeasuredRow, map_row
+from echo_explore.validation.clusters import CLUSTER_RULES, cluster_of
+from echo_explore.validation.mapping import model_of
+from echo_explore.validation.rows import parse_row
+from echo_explore.validation.stacks import STACK_RULES, stack_of
+from tests.validation.tables import CELLS
+
+
+def row(**cells: str) -> MeasuredRow:
+    return parse_row(CELLS | cells, where="test")
+
+
+def mapped(**cells: str) -> Candidate:
+    result = map_row(row(**cells))
+    assert isinstance(result, Candidate), result
+    return result
+
+
+def declined(**cells: str) -> str:
+    result = map_row(row(**cells), supported=lambda candidate: None)
+    assert isinstance(result, Declined)
+    return result.reason
+
+
+def test_a_plain_run() -> None:
+    candidate = mapped()
+    assert candidate.layout.label() == "tp2 pp2 dp2"
+    assert candidate.recipe.global_batch_size == 16
+    assert (candidate.stack.name, candidate.cluster.name) == ("megatron-core", "a100-80gb-hdr")
+    assert candidate.num_gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("cells", "stack"),
+    [
+        ({"framework": "megatron-lm", "framework_version_or_date": "2022-05"}, "megatron-2022"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2025-01"}, "megatron-core"),
+        ({"framework": "megatron-deepspeed"}, "megatron-deepspeed"),
+        ({"framework": "megatron-bridge"}, "megatron-bridge"),
+        ({"framework": "nanotron"}, "nanotron"),
+        ({"framework": "aleph-alpha scaling (megatron-like)"}, "aleph-scaling"),
+        ({"framework": "NGC PyTorch 24.09", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
+    ],
+)
+def test_stack_by_framework_and_date(cells: dict[str, str], stack: str) -> None:
+    profile = stack_of(row(**cells))
+    assert not isinstance(profile, str)
+    assert profile.name == stack
+
+
+def test_rules_name_shipped_files() -> None:
+    assert {rule.cluster for rule in CLUSTER_RULES} <= set(list_data_files("clusters"))
+    assert {rule.stack for rule in STACK_RULES if rule.stack} <= set(list_data_files("stacks"))
+    assert all(rule.why for rule in CLUSTER_RULES)
+    assert all(bool(rule.stack) != bool(rule.reason) for rule in STACK_RULES)
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ({}, "a100-80gb-hdr"),
+        ({"inter_node_fabric": "8x200Gb/s HDR IB per node"}, "a100-80gb-hdr"),
+        ({"inter_node_fabric": "4x100Gb/s Omni-Path per node"},
+         "a100-80gb-hdr (num_nics=4, nic_bandwidth_bytes_per_s=1.25e+10)"),
+        ({"gpu": "A100-40GB-SXM", "inter_node_fabric": "1600 Gb/s per node RoCE"}, "a100-40gb-hdr (kind=roce)"),
+        ({"gpu": "H100-80GB-SXM", "inter_node_fabric": "AWS p5, EFA"}, "h100-p5-efa"),
+        ({"gpu": "H100-80GB-SXM", "gpus_per_node": "4"}, "h100-ndr (num_gpus=4, num_nics=4)"),
+        ({"gpu": "GB200", "gpus_per_node": "4"}, "gb200-nvl72"),
+        ({"gpu": "H100-80GB-SXM", "overlap_flags": "SHARP"}, "h100-ndr (in_network_reduction=True)"),
+    ],
+)  # fmt: skip
+def test_cluster_by_gpu_and_fabric(cells: dict[str, str], name: str) -> None:
+    cluster = cluster_of(row(**cells))
+    assert cluster is not None
+    assert cluster.name == name
+
+
+def test_cluster_grows_to_the_run() -> None:
+    cluster = cluster_of(row(num_gpus="80000"))
+    assert cluster is not None
+    assert cluster.max_gpus == 80000
+
+
+def test_models_by_their_dimensions() -> None:
+    gpt = model_of(row())
+    assert (gpt.normalization, gpt.position_embedding, gpt.tied_embeddings, gpt.linear_bias) == (
+        "layernorm",
+        "learned",
+        True,
+        True,
+    )
+    llama = model_of(row(activation="swiglu", num_kv_heads="8", attn_extra="head_dim64"))
+    assert (llama.normalization, llama.position_embedding, llama.tied_embeddings) == ("rmsnorm", "rope", False)
+    assert (llama.num_key_value_heads, llama.head_dim) == (8, 64)
+    assert model_of(row(attn_extra="alibi")).position_embedding == "alibi"
+    assert model_of(row(activation="swiglu", notes="tied embeddings=True")).tied_embeddings
+    extra = "MLA q_lora1536 kv_lora512 rope64 nope128 v128; 3 dense layers; 1 shared expert 2048"
+    deepseek = model_of(
+        row(activation="swiglu", moe_experts="64", moe_topk="8", moe_ffn_hidden="2048", attn_extra=extra)
+    )
+    assert deepseek.moe is not None
+    assert deepseek.mla is not None
+    assert (deepseek.moe.first_dense_layers, deepseek.moe.shared_ffn_hidden_size) == (3, 2048)
+    assert (deepseek.mla.q_lora_rank, deepseek.mla.v_head_dim) == (1536, 128)
+
+
+def test_what_a_run_says_wins_over_its_stack() -> None:
+    recipe = mapped(distributed_optimizer="False", overlap_flags="no DP overlap", flash_attention="False").recipe
+    assert (recipe.distributed_optimizer, recipe.overlap_grad_reduce, recipe.attention) == (False, False, "unfused")
+    assert mapped().recipe.distributed_optimizer is True
+    assert mapped(framework="nanotron", zero_stage_or_fsdp="1").recipe.distributed_optimizer is True
+    assert mapped(overlap_flags="cuda_graph full_iteration").stack.cuda_graphs
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"framework": "torchtitan"}, "fully sharded data parallelism is not traced yet"),
+        ({"framework": "jax"}, "framework 'jax' has no stack profile"),
+        ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
+        ({"task": "lora"}, "task lora is not represented yet"),
+        ({"zero_stage_or_fsdp": "3"}, "sharded gradients and parameters"),
+        ({"recompute": "selective:mlp"}, "recompute 'selective:mlp' is not represented yet"),
+        ({"overlap_flags": "act cpu offload 20 layers"}, "activations moved to host memory"),
+        ({"precision": "int4"}, "precision 'int4' is not known"),
+        ({"precision": "fp8"}, "precision = 'fp8': A100-SXM4-80GB has no such rate; fix: use one of"),
+        ({"dp": "3"}, "tp*pp*dp*cp = 12: is not num_gpus = 8"),
+        ({"global_batch": "17"}, "global_batch_size = 17: must be divisible"),
+        ({"micro_batch": "0"}, "micro_batch_size = 0: must be 1 or more"),
+        ({"num_heads": "33"}, "hidden_size = 4096: is not divisible by num_attention_heads = 33"),
+        ({"framework": "MXNet", "framework_version_or_date": "MLPerf Training v5.1", "gpu": "MI325X"},
+         "the training stack of AMD submissions is not described yet"),
+    ],
+)  # fmt: skip
+def test_reasons(cells: dict[str, str], reason: str) -> None:
+    assert declined(**cells).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"moe_experts": "8", "moe_topk": "2"}, "mixture of experts is not traced yet"),
+        ({"attn_extra": "multi-latent-attention=True"}, "multi-latent attention is not traced yet"),
+        ({"cp": "2", "dp": "1"}, "context parallelism is not traced yet"),
+    ],
+)
+def test_capability_switches_runs_on(cells: dict[str, str], reason: str) -> None:
+    assert map_row(row(**cells)) == Declined(reason=reason)
+    assert isinstance(map_row(row(**cells), supported=lambda candidate: None), Candidate)
+
+
+@given(name=st.text(max_size=20), family=st.text(max_size=20), source=st.text(max_size=20))
+def test_names_decide_nothing(name: str, family: str, source: str) -> None:
+    original: Any = map_row(row())
+    other: Any = map_row(row(id=name, family=family, source=source))
+    assert other == original
+    assert other.hash == original.hash

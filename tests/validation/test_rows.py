@@ -1,0 +1,188 @@
+"""Free text of measured tables means the same everywhere, whatever the row is called."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_explore.core import SpecError
+from echo_explore.validation.rows import (
+    OverlapFlags,
+    normal_attention,
+    normal_overlap,
+    normal_precision,
+    normal_recompute,
+    normal_sharding,
+    normal_tied,
+    read_rows,
+)
+from tests.validation.tables import CELLS, write_table
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("bf16", "bf16"),
+        ("FP16", "fp16"),
+        ("fp8", "fp8"),
+        ("fp8:hybrid", "fp8"),
+        ("fp8-cs", "fp8"),
+        ("fp8 linear", "fp8"),
+        ("fp8-rowwise", "fp8"),
+        ("fp8_mx", "mxfp8"),
+        ("fp8-mx", "mxfp8"),
+        ("mxfp8", "mxfp8"),
+        ("nvfp4", "nvfp4"),
+        ("int4", None),
+        ("", None),
+    ],
+)
+def test_precision(text: str, meaning: str | None) -> None:
+    assert normal_precision(text) == meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("", "none"),
+        ("null", "none"),
+        ("none", "none"),
+        ("full", "full"),
+        ("selective", "selective"),
+        ("selective:core_attn", "selective"),
+        ("selective:mlp", "selective:mlp"),
+        ("selective(op)", "selective(op)"),
+    ],
+)
+def test_recompute(text: str, meaning: str) -> None:
+    assert normal_recompute(text) == meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("True", "flash"),
+        ("TE default", "flash"),
+        ("flash/fused", "flash"),
+        ("False", "unfused"),
+        ("unfused", "unfused"),
+        ("", None),
+    ],
+)
+def test_attention(text: str, meaning: str | None) -> None:
+    assert normal_attention(text) == meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("0", "none"),
+        ("1", "zero1"),
+        ("1 (per paper; not in xlsx)", "zero1"),
+        ("zero1 (dist optimizer)", "zero1"),
+        ("3", "zero3"),
+        ("fsdp-full(zero3)", "zero3"),
+        ("fsdp2-full(zero3)", "zero3"),
+        ("fsdp-grad-op(zero2)", "zero2"),
+        ("megatron-fsdp:optim_grads_params", "zero3"),
+        ("hsdp", "zero3"),
+        ("", "unknown"),
+    ],
+)
+def test_sharding(text: str, meaning: str) -> None:
+    assert normal_sharding(text) == meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("", OverlapFlags()),
+        ("unknown (not stated by the source)", OverlapFlags()),
+        ("overlap-grad-reduce", OverlapFlags(grad_reduce=True, param_gather=False)),
+        ("overlap-grad-reduce,overlap-param-gather", OverlapFlags(grad_reduce=True, param_gather=True)),
+        ("TP_COMM_OVERLAP,OVERLAP_GRAD_REDUCE,OVERLAP_PARAM_GATHER", OverlapFlags(grad_reduce=True, param_gather=True)),
+        ("no DP bucketing overlap (use_gradient_bucket=false)", OverlapFlags(grad_reduce=False, param_gather=False)),
+        ("DDP=local (no DP overlap); scatter-gather p2p", OverlapFlags(grad_reduce=False, param_gather=False)),
+        ("DDP=torch (overlapped allreduce)", OverlapFlags(grad_reduce=True)),
+        ("cuda_graph full_iteration/[]; moe_a2a_overlap", OverlapFlags(cuda_graphs=True)),
+        ("cuda_graph transformer_engine/mlp", OverlapFlags()),
+        ("LAYER_CUDA_GRAPH,SHARP vboost", OverlapFlags(cuda_graphs=True, in_network_reduction=True)),
+        ("kernel=flash_attention2 + RMS kernel", OverlapFlags(fused_norm=True)),
+        ("kernel=torch; unfused RMSNorm", OverlapFlags(fused_norm=False)),
+        ("act cpu offload 20 layers", OverlapFlags(offload=True)),
+    ],
+)
+def test_overlap(text: str, meaning: OverlapFlags) -> None:
+    assert normal_overlap(text) == meaning
+
+
+def test_tied_embeddings() -> None:
+    assert normal_tied("tied embeddings=True; recompute not stated") is True
+    assert normal_tied("tied embeddings=False") is False
+    assert normal_tied("transformer-impl=local;untie-embeddings-and-output-weights=True") is False
+    assert normal_tied("anything else") is None
+
+
+@given(st.text())
+def test_any_text_has_a_meaning(text: str) -> None:
+    normal_precision(text)
+    normal_recompute(text)
+    normal_attention(text)
+    normal_sharding(text)
+    normal_overlap(text)
+    normal_tied(text)
+
+
+def test_defaults_of_missing_columns(tmp_path: Path) -> None:
+    (row,) = read_rows(write_table(tmp_path / "m.csv", [{}]))
+    assert (row.dp, row.cp, row.ep, row.vpp, row.gpus_per_node) == (2, 1, 1, 1, 8)
+    assert (row.ffn_hidden_size, row.num_kv_heads, row.activation, row.task) == (16384, 32, "gelu", "pretrain")
+    assert (row.sharding, row.distributed_optimizer, row.attention) == ("unknown", None, None)
+
+
+def test_compressed_table(tmp_path: Path) -> None:
+    plain = write_table(tmp_path / "m.csv", [{}])
+    packed = tmp_path / "m.csv.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_rows(packed) == read_rows(plain)
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({"tp": "two"}, r"m\.csv: run-0: tp = 'two': must be a whole number; fix: correct the cell"),
+        ({"tp": "-2"}, r"m\.csv: run-0: tp = '-2': must be a whole number; fix: "),
+        ({"tp": "0"}, r"num_layers, num_heads, num_gpus, tp, pp = '\(0\)': must be 1 or more; fix: "),
+        ({"step_time_s": "nan"}, r"step_time_s = 'nan': must be a positive number of seconds or empty; fix: "),
+        ({"step_time_s": "0"}, r"step_time_s = '0': must be a positive number of seconds or empty; fix: "),
+        ({"sequence_parallel": "maybe"}, r"sequence_parallel = 'maybe': must be True, False or empty; fix: "),
+    ],
+)
+def test_wrong_cells(tmp_path: Path, cells: dict[str, str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        read_rows(write_table(tmp_path / "m.csv", [cells]))
+
+
+def test_wrong_tables(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="does not exist; fix: check the path"):
+        read_rows(tmp_path / "absent.csv")
+    path = tmp_path / "m.csv"
+    path.write_text("")
+    with pytest.raises(SpecError, match="has no rows; fix: "):
+        read_rows(path)
+    path.write_text("id,framework\n1,x\n")
+    with pytest.raises(
+        SpecError, match=r"m\.csv: num_layers = '\(missing\)': is a column that must be there; fix: add "
+    ):
+        read_rows(path)
+    path.write_text(",".join(CELLS) + "\n" + ",".join([*CELLS.values(), "more"]) + "\n")
+    with pytest.raises(SpecError, match=r"m\.csv: row 2 = '\(cells\)': has more cells than the header; fix: "):
+        read_rows(path)
+    with pytest.raises(SpecError, match=r"m\.csv: id = 'run-0': appears twice; fix: give each row its own id"):
+        read_rows(write_table(path, [{}, {"id": "run-0"}]))
+    packed = tmp_path / "m.csv.gz"
+    packed.write_bytes(gzip.compress(b"id\n1\n")[:-6])
+    with pytest.raises(SpecError, match="cannot be read as CSV"):
+        read_rows(packed)

@@ -1,0 +1,179 @@
+"""`validate steps`: a table in, a table out, nothing lost when it is interrupted, nothing overwritten."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from echo_explore.core import SpecError, TraceError
+from echo_explore.specs import Candidate
+from echo_explore.validation import validate_steps
+from tests.validation.tables import write_table
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A prediction."""
+
+    step_time_s: float = 3.0
+    step_time_low_s: float = 2.0
+    step_time_high_s: float = 4.0
+    peak_memory_bytes: float = 1e9
+    fits: bool = True
+    breakdown: Mapping[str, float] = field(default_factory=lambda: {"compute_s": 2.0, "bubble_s": 1.0})
+
+
+def constant(candidate: Candidate) -> Fake:
+    return Fake(step_time_s=1.5, step_time_low_s=1.0)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    return list(csv.DictReader(text.splitlines()))
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
+def test_table_and_scores(tmp_path: Path, name: str) -> None:
+    measured = write_table(tmp_path / "m.csv", [{}, {"task": "lora"}, {"tp": "4", "dp": "1", "step_time_s": "3"}])
+    told: list[str] = []
+    scores = validate_steps(measured, tmp_path / name, constant, progress=told.append)
+    rows = read(tmp_path / name)
+    assert list(rows[0]) == [
+        *("id", "step_time_s", "step_time_low_s", "step_time_high_s", "peak_memory_bytes", "fits", "reason"),
+        *("bubble_s", "compute_s"),
+    ]
+    assert [r["step_time_s"] for r in rows] == ["1.5", "", "1.5"]
+    assert rows[0]["fits"] == "True"
+    assert rows[1]["reason"] == "task lora is not represented yet"
+    assert scores.num_rows == 3
+    assert scores.coverage == pytest.approx(2 / 3)
+    assert told[-1].startswith("3/3 rows, 1 declined")
+    assert not (tmp_path / f"{name}.partial").exists()
+
+
+def test_only_core_rows_are_scored_where_there_are_any(tmp_path: Path) -> None:
+    rows = [{"core": "yes"}, {"core": "no", "step_time_s": "9"}, {"core": "yes", "step_time_s": ""}]
+    scores = validate_steps(write_table(tmp_path / "m.csv", rows), tmp_path / "p.csv", constant)
+    assert scores.num_rows == 1
+    assert scores.pooled_mean == 0.0
+    assert len(read(tmp_path / "p.csv")) == 3
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    measured = write_table(tmp_path / "m.csv", [{}])
+    out = tmp_path / "p.csv"
+    out.write_text("mine")
+    with pytest.raises(SpecError, match="exists, and nothing is overwritten; fix: give another file or delete it"):
+        validate_steps(measured, out, constant)
+    assert out.read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    measured = write_table(tmp_path / "m.csv", [{}])
+    with pytest.raises(SpecError, match="cannot be written: No such file or directory; fix: give a folder of yours"):
+        validate_steps(measured, tmp_path / "absent" / "p.csv", constant)
+
+
+def interrupted_after(count: int) -> tuple[list[str], Callable[[Candidate], Fake]]:
+    seen: list[str] = []
+
+    def predict(candidate: Candidate) -> Fake:
+        if len(seen) == count:
+            raise KeyboardInterrupt
+        seen.append(candidate.layout.label())
+        return Fake()
+
+    return seen, predict
+
+
+ROWS = [{"tp": "1", "dp": "4"}, {"tp": "2"}, {"tp": "4", "dp": "1"}, {"tp": "1", "pp": "1", "dp": "8"}]
+
+
+def test_continues_where_it_was_interrupted(tmp_path: Path) -> None:
+    measured, out = write_table(tmp_path / "m.csv", ROWS), tmp_path / "p.csv"
+    first, predict = interrupted_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        validate_steps(measured, out, predict)
+    assert not out.exists()
+    with (tmp_path / "p.csv.partial").open("a") as file:
+        file.write('{"id": "run-2", "step')  # a crash in the middle of a line
+    told: list[str] = []
+    second, predict = interrupted_after(99)
+    validate_steps(measured, out, predict, progress=told.append)
+    assert told[0].endswith("2 of 4 rows are done")
+    assert [*first, *second] == ["tp1 pp2 dp4", "tp2 pp2 dp2", "tp4 pp2 dp1", "tp1 pp1 dp8"]
+    whole = tmp_path / "whole.csv"
+    validate_steps(measured, whole, lambda candidate: Fake())
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_other_inputs_do_not_continue(tmp_path: Path) -> None:
+    measured, out = write_table(tmp_path / "m.csv", ROWS), tmp_path / "p.csv"
+    _, predict = interrupted_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        validate_steps(measured, out, predict)
+    before = (tmp_path / "p.csv.partial").read_bytes()
+    with pytest.raises(
+        SpecError, match="was begun with other inputs or versions; fix: delete it or give another --out"
+    ):
+        validate_steps(measured, out, constant, settings={"calibration": "other"})
+    with pytest.raises(SpecError, match="was begun with other inputs"):
+        validate_steps(write_table(tmp_path / "n.csv", ROWS[:3]), out, constant)
+    assert (tmp_path / "p.csv.partial").read_bytes() == before
+
+
+def test_a_file_that_is_something_else(tmp_path: Path) -> None:
+    measured = write_table(tmp_path / "m.csv", ROWS)
+    (tmp_path / "p.csv.partial").write_text("some notes\n")
+    with pytest.raises(SpecError, match="is not a file of finished rows; fix: delete it or give another --out"):
+        validate_steps(measured, tmp_path / "p.csv", constant)
+    assert (tmp_path / "p.csv.partial").read_text() == "some notes\n"
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    measured, out = write_table(tmp_path / "m.csv", ROWS), tmp_path / "p.csv"
+
+    def nested(candidate: Candidate) -> Fake:
+        with pytest.raises(SpecError, match="is being written by another run; fix: wait or give another --out"):
+            validate_steps(measured, out, constant)
+        return Fake()
+
+    validate_steps(measured, out, nested)
+
+
+def test_errors_become_reasons(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def predict(candidate: Candidate) -> Fake:
+        if candidate.layout.tensor_parallel == 1:
+            raise TraceError("no compiler")
+        if candidate.layout.tensor_parallel == 2:
+            raise ZeroDivisionError("oh")
+        return Fake(step_time_s=float("nan"))
+
+    out = tmp_path / "p.csv"
+    scores = validate_steps(write_table(tmp_path / "m.csv", ROWS[:3]), out, predict)
+    reasons = [r["reason"] for r in read(out)]
+    assert reasons == ["no compiler", "internal error: ZeroDivisionError: oh", "internal error: predicted nan s"]
+    assert scores.coverage == 0.0
+    assert "run-1" in caplog.text
+
+
+def test_equal_candidates_are_predicted_once(tmp_path: Path) -> None:
+    seen, predict = interrupted_after(99)
+    measured = write_table(tmp_path / "m.csv", [{}, {"step_time_s": "1.6"}, {"tp": "4", "dp": "1"}])
+    validate_steps(measured, tmp_path / "p.csv", predict)
+    assert len(seen) == 2
+    assert len(read(tmp_path / "p.csv")) == 3
+
+
+def test_the_partial_file_is_plain(tmp_path: Path) -> None:
+    _, predict = interrupted_after(1)
+    with pytest.raises(KeyboardInterrupt):
+        validate_steps(write_table(tmp_path / "m.csv", ROWS), tmp_path / "p.csv", predict)
+    header, line = (json.loads(text) for text in (tmp_path / "p.csv.partial").read_text().splitlines())
+    assert set(header) == {"measured", "package", "model_version", "tracer_version", "settings"}
+    assert (line["id"], line["step_time_s"]) == ("run-0", 3.0)
