@@ -1,0 +1,19 @@
+"""The Simulator: wires tracer, compute, collective, interference and memory into one prediction."""
+
+from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
+from echo_explore.simulate.prediction import Prediction
+from echo_explore.simulate.presets import default_simulator
+from echo_explore.simulate.simulator import SimulationOptions, Simulator
+from echo_explore.simulate.what_if import WhatIf, parse_what_if
+
+__all__ = [
+    "CollectiveModel",
+    "ComputeModel",
+    "Prediction",
+    "SimulationOptions",
+    "Simulator",
+    "Tracer",
+    "WhatIf",
+    "default_simulator",
+    "parse_what_if",
+]

@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from echo_explore.comm.request import CollectiveRequest, CollectiveTime
-from echo_explore.graph import ExecutionGraph, Trace
 from echo_explore.compute.times import KernelTimes
+from echo_explore.graph import ExecutionGraph, Trace
 from echo_explore.specs import ClusterSpec, DeviceSpec, StackProfile
 from echo_explore.tracing.request import TraceRequest
 
@@ -26,6 +26,9 @@ class ComputeModel(Protocol):
     @property
     def version(self) -> int:
         """Raised with every change of a price."""
+
+    def covers(self, device: DeviceSpec) -> bool:
+        """Whether the device is one that its coefficients know, and not priced from its specification alone."""
 
     def kernel_times(self, graph: ExecutionGraph, device: DeviceSpec, stack: StackProfile) -> KernelTimes:
         """Seconds of every compute row alone; 0 for other rows."""

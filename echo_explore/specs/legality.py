@@ -59,9 +59,9 @@ def _check_experts(model: ModelSpec, layout: ParallelConfig) -> None:
         raise PlacementError("layout.ep", expert, f"{model.name} has no experts", "leave ep out")
     if model.moe.num_experts % expert:
         raise PlacementError("layout.ep", expert, f"must divide num_experts = {model.moe.num_experts}", "change ep")
-    spread = layout.data_parallel * layout.context_parallel * layout.tensor_parallel
+    spread = layout.data_parallel * layout.context_parallel
     if spread % expert:
-        raise PlacementError("layout.ep", expert, f"must divide tp*cp*dp = {spread}", "change ep or dp")
+        raise PlacementError("layout.ep", expert, f"must divide cp*dp = {spread}", "change ep or dp")
 
 
 def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:

@@ -48,7 +48,9 @@ class TraceRequest:
 def request_of(candidate: Candidate) -> TraceRequest:
     """The trace that a candidate needs; its recipe must be resolved."""
     layout, recipe = candidate.layout, candidate.recipe
-    assert recipe.attention and recipe.fusion and recipe.dropout is not None
+    assert recipe.attention is not None
+    assert recipe.fusion is not None
+    assert recipe.dropout is not None
     return TraceRequest(
         model=candidate.model,
         framework=candidate.stack.framework,

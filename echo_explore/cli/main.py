@@ -1,0 +1,60 @@
+"""The `echo-explore` command: dispatch, and errors as one line with the right exit code."""
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+import typer
+from typer.main import get_command
+
+from echo_explore.cli import catalog, dashboard, predict, search, trace, validate
+from echo_explore.core import EchoError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="echo-explore",
+    help="Predict how fast a model trains on a GPU cluster, and search for the fastest layout, without a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("predict")(predict.predict_command)
+app.command("trace")(trace.trace_command)
+app.command("search")(search.search_command)
+app.command("dashboard")(dashboard.dashboard_command)
+app.add_typer(validate.app, name="validate")
+for _kind in catalog.KINDS:
+    app.command(_kind, help=f"List {_kind}, or print one with its sources.")(catalog.command_for(_kind))
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 found, 1 nothing feasible, 2 bad input, 130 interrupted."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        code = get_command(app).main(args=sys.argv[1:], prog_name="echo-explore", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.exceptions.Abort:
+        code = EXIT_INTERRUPTED
+    except click.ClickException as error:
+        fix = "see echo-explore --help" if error.ctx_command is None else f"see {error.ctx_command} --help"
+        _say(f"{error.format_message()}; fix: {fix}")
+        code = EXIT_BAD_INPUT
+    except EchoError as error:
+        _say(str(error))
+        code = EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        _say("interrupted; what was finished is kept, the same command goes on from there")
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    print("error: " + " ".join(text.split()), file=sys.stderr)

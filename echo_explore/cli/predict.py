@@ -1,0 +1,154 @@
+"""`echo-explore predict`: one candidate, one prediction."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from echo_explore.cli.report import prediction_text
+from echo_explore.core import SpecError
+from echo_explore.specs import Candidate, JobOptions, candidate_of
+
+ModelOption = Annotated[str, typer.Option("--model", help="Name, TOML file or Hugging Face config.json of the model.")]
+ClusterOption = Annotated[str, typer.Option("--cluster", help="Name or TOML file of the cluster.")]
+LayoutOption = Annotated[str, typer.Option("--layout", help="tp=8,pp=12[,vpp=,cp=,ep=,dp=,sp=].")]
+GlobalBatch = Annotated[int, typer.Option("--global-batch-size", help="Sequences a step.")]
+MicroBatch = Annotated[int, typer.Option("--micro-batch-size", help="Sequences a micro-batch.")]
+NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="GPUs of the job; default: product of the layout.")]
+Sequence = Annotated[int | None, typer.Option("--sequence-length", help="Tokens a sequence; default: the model's.")]
+Recompute = Annotated[str, typer.Option("--recompute", help="none, selective or full.")]
+Precision = Annotated[str, typer.Option("--precision", help="bf16, fp16, fp8, fp32, mxfp8 or nvfp4.")]
+Attention = Annotated[str | None, typer.Option("--attention", help="flash or unfused; default: the stack's.")]
+Schedule = Annotated[str, typer.Option("--schedule", help="auto, no-pipelining, 1f1b or interleaved.")]
+Framework = Annotated[str, typer.Option("--framework", help="megatron.")]
+Stack = Annotated[str | None, typer.Option("--stack", help="Name or TOML file of a stack profile.")]
+Fusion = Annotated[str | None, typer.Option("--fusion", help="eager or fused; default: the stack's.")]
+LayerSplit = Annotated[str | None, typer.Option("--layer-split", help="Layers of every chunk, with commas.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="path=value over model, cluster, stack or recipe.")]
+
+
+def predict_command(
+    model: ModelOption,
+    cluster: ClusterOption,
+    layout: LayoutOption,
+    global_batch_size: GlobalBatch,
+    micro_batch_size: MicroBatch,
+    num_gpus: NumGpus = None,
+    sequence_length: Sequence = None,
+    recompute: Recompute = "none",
+    precision: Precision = "bf16",
+    attention: Attention = None,
+    schedule: Schedule = "auto",
+    framework: Framework = "megatron",
+    stack: Stack = None,
+    fusion: Fusion = None,
+    layer_split: LayerSplit = None,
+    fidelity: Annotated[str, typer.Option("--fidelity", help="kernel or block.")] = "kernel",
+    no_fold: Annotated[bool, typer.Option("--no-fold", help="Simulate every op of every micro-batch.")] = False,
+    what_if: Annotated[list[str] | None, typer.Option("--what-if", help="NAME=FACTOR on one cause.")] = None,
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Accept a device without measured coefficients.")
+    ] = False,
+    calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
+    sets: Sets = None,
+    timeline: Annotated[Path | None, typer.Option("--timeline", help="Write a Perfetto trace here.")] = None,
+    require_fit: Annotated[bool, typer.Option("--require-fit", help="Exit 1 if it does not fit in memory.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved candidate and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Predict step time and memory of one training job."""
+    candidate = candidate_of(
+        JobOptions(
+            model=model,
+            cluster=cluster,
+            layout=layout,
+            num_gpus=num_gpus,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            sequence_length=sequence_length,
+            recompute=recompute,
+            precision=precision,
+            attention=attention,
+            schedule=schedule,
+            framework=framework,
+            stack=stack,
+            fusion=fusion,
+            layer_split=layer_split,
+            overrides=tuple(sets or ()),
+        )
+    )
+    if fidelity not in ("kernel", "block"):
+        raise SpecError("fidelity", fidelity, "must be kernel or block", "write --fidelity kernel")
+    _check_writable(timeline)
+    if dry_run:
+        print(json.dumps(_resolved(candidate), indent=2))
+        return 0
+    return _predict(
+        candidate,
+        fidelity=fidelity,
+        fold=not no_fold,
+        what_if=tuple(what_if or ()),
+        allow_fallback=allow_fallback,
+        calibration=calibration,
+        timeline=timeline,
+        require_fit=require_fit,
+        as_json=as_json,
+    )
+
+
+def _predict(
+    candidate: Candidate,
+    *,
+    fidelity: str,
+    fold: bool,
+    what_if: tuple[str, ...],
+    allow_fallback: bool,
+    calibration: Path | None,
+    timeline: Path | None,
+    require_fit: bool,
+    as_json: bool,
+) -> int:
+    from echo_explore.simulate import SimulationOptions, default_simulator, parse_what_if
+    from echo_explore.tracing import CachedTracer
+
+    options = SimulationOptions(fidelity=fidelity, fold=fold, what_if=parse_what_if(what_if))  # type: ignore[arg-type]
+    if calibration is not None and not calibration.is_file():
+        raise SpecError("calibration", str(calibration), "does not exist or is not a file", "check the path")
+    with CachedTracer() as tracer:
+        simulator = default_simulator(tracer=tracer, calibration=calibration, allow_fallback=allow_fallback)
+        prediction = simulator.predict(candidate, options, timeline=timeline)
+        advice = () if prediction.fits else simulator.advice(candidate)
+    for line in prediction.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(prediction.to_json() | {"advice": list(advice)}, allow_nan=False))
+    else:
+        print(prediction_text(candidate, prediction, advice))
+    return 1 if require_fit and not prediction.fits else 0
+
+
+def _check_writable(timeline: Path | None) -> None:
+    if timeline is None:
+        return
+    if timeline.exists():
+        raise SpecError(
+            "timeline", str(timeline), "exists, and nothing is overwritten", "give another file or delete it"
+        )
+    if not timeline.absolute().parent.is_dir():
+        raise SpecError("timeline", str(timeline), "its folder does not exist", "make the folder first")
+
+
+def _resolved(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "model": candidate.model.model_dump(mode="json"),
+        "cluster": candidate.cluster.model_dump(mode="json"),
+        "layout": candidate.layout.model_dump(mode="json"),
+        "recipe": candidate.recipe.model_dump(mode="json"),
+        "stack": candidate.stack.model_dump(mode="json"),
+        "chunk_layers": list(candidate.chunk_layers),
+        "num_gpus": candidate.num_gpus,
+        "num_micro_batches": candidate.num_micro_batches,
+        "hash": candidate.hash,
+    }

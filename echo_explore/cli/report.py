@@ -1,0 +1,52 @@
+"""Predictions as text for people."""
+
+from collections.abc import Sequence
+
+from echo_explore.core import format_bytes, format_seconds
+from echo_explore.simulate.prediction import INTERVAL_LEVEL, Prediction
+from echo_explore.specs import Candidate
+
+CAUSES = {
+    "compute_s": "kernels",
+    "optimizer_s": "optimizer",
+    "tensor_s": "tensor-parallel transfers",
+    "context_s": "context-parallel transfers",
+    "expert_s": "expert-parallel transfers",
+    "data_s": "data-parallel transfers",
+    "pipeline_s": "pipeline transfers",
+    "bubble_s": "waiting for other stages",
+    "host_s": "host",
+}
+"""Keys of a breakdown whose values add up to the step time, and what they say."""
+PARTS = {"recompute_s": "of it recomputation", "interference_s": "of it slowed by transfers"}
+
+
+def prediction_text(candidate: Candidate, prediction: Prediction, advice: Sequence[str]) -> str:
+    """A prediction in about twenty lines."""
+    model, cluster = candidate.model.name, candidate.cluster.name
+    step = prediction.step_time_s
+    lines = [
+        f"{model} on {prediction.num_ranks} x {candidate.cluster.device.name} ({cluster}), {prediction.label}",
+        f"  step time   {format_seconds(step)}   ({INTERVAL_LEVEL:.0%} interval "
+        f"{format_seconds(prediction.step_time_low_s)} to {format_seconds(prediction.step_time_high_s)})",
+        f"  tokens/s    {prediction.tokens_per_s:,.0f}",
+        f"  MFU {prediction.mfu:.1%}   causal {prediction.mfu_causal:.1%}   HFU {prediction.hfu:.1%}",
+        f"  memory      {format_bytes(prediction.peak_memory_bytes)} of "
+        f"{format_bytes(prediction.memory_capacity_bytes)}   {'fits' if prediction.fits else 'DOES NOT FIT'}",
+        f"  {prediction.num_micro_batches} micro-batches, {prediction.num_rank_classes} rank classes, "
+        f"{prediction.num_simulated_ops:,} simulated ops, fidelity {prediction.fidelity}",
+        "  where the step goes (critical rank):",
+    ]
+    for key, name in CAUSES.items():
+        seconds = prediction.breakdown.get(key, 0.0)
+        if seconds > 0:
+            lines.append(f"    {name:28s} {format_seconds(seconds):>10s} {seconds / step:6.1%}")
+        if key == "compute_s":
+            for part, text in PARTS.items():
+                value = prediction.breakdown.get(part, 0.0)
+                if value > 0:
+                    lines.append(f"      {text:26s} {format_seconds(value):>10s} {value / step:6.1%}")
+    if advice:
+        lines.append("  what would make it fit:")
+        lines += [f"    {line}" for line in advice]
+    return "\n".join(lines)

@@ -1,0 +1,34 @@
+"""`echo-explore validate`: predict measured runs and score the predictions."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Predict measured runs and print how wrong the predictions are.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Predict measured runs and print how wrong the predictions are."""
+
+
+@app.command("steps")
+def steps(
+    measured: Annotated[Path, typer.Argument(help="Measured steps, CSV or CSV.gz.")],
+    out: Annotated[Path, typer.Option("--out", help="Predictions to write, CSV or CSV.gz.")],
+    calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
+) -> int:
+    """Predict every measured step; what cannot be represented is declined with a reason."""
+    from echo_explore.simulate import default_simulator
+    from echo_explore.tracing import CachedTracer
+    from echo_explore.validation import validate_steps
+
+    with CachedTracer() as tracer:
+        simulator = default_simulator(tracer=tracer, calibration=calibration, allow_fallback=True)
+        scores = validate_steps(
+            measured, out, simulator.predict, progress=lambda text: print(text, file=sys.stderr, flush=True)
+        )
+    print(scores.text())
+    return 0

@@ -1,0 +1,103 @@
+"""What no prediction of a candidate can be below, from its dimensions alone: no trace, well under a millisecond."""
+
+from dataclasses import dataclass
+
+from echo_explore.compute.flop import attention_core_flop, layer_forward_flop, logits_forward_flop
+from echo_explore.memory import memory_lower_bound
+from echo_explore.specs import Candidate
+from echo_explore.timeline import cheap_bound
+
+_PASSES = 3.0
+"""A forward, and a backward of twice its FLOP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerBounds:
+    """Bounds of one candidate.
+
+    Attributes:
+        step_time_s: at most the predicted step time at fidelity `kernel` and `block`.
+        peak_memory_bytes: at most the predicted peak.
+    """
+
+    step_time_s: float
+    peak_memory_bytes: float
+
+
+def lower_bounds(candidate: Candidate) -> LowerBounds:
+    """The bounds; admissible because no kernel is priced above the device's peak rate.
+
+    The work of a stage is the executed FLOP of its layers (recomputation included, a causal flash kernel at half) and,
+    on the last, of the logits. Where chunks are equal the 1F1B bubble of the layers alone is a second bound.
+    """
+    layout, recipe = candidate.layout, candidate.recipe
+    layer = {kind: _layer_flop(candidate, kind) for kind in set(candidate.model.layer_kinds)}
+    stages = [0.0] * layout.pipeline_parallel
+    first = 0
+    chunks = []
+    for chunk, count in enumerate(candidate.chunk_layers):
+        work = sum(layer[kind] for kind in candidate.model.layer_kinds[first : first + count])
+        chunks.append(work)
+        stages[chunk % layout.pipeline_parallel] += work
+        first += count
+    m = candidate.num_micro_batches
+    equal = min(chunks) * layout.virtual_pipeline
+    bubble_s = _bound(candidate, [equal * m] * layout.pipeline_parallel, equal=True)
+    stages[-1] += _logits_flop(candidate)
+    return LowerBounds(
+        step_time_s=max(bubble_s, _bound(candidate, [work * m for work in stages], equal=False)),
+        peak_memory_bytes=memory_lower_bound(candidate),
+    )
+
+
+def _bound(candidate: Candidate, flop: list[float], *, equal: bool) -> float:
+    device = candidate.cluster.device
+    return cheap_bound(
+        flop=flop,
+        bytes_moved=[0.0] * len(flop),
+        peak_flop_per_s=max(device.peak_flop_per_s.values())
+        if candidate.recipe.precision not in ("bf16", "fp16")
+        else device.peak_flop_per_s[candidate.recipe.precision],
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_micro_batches=candidate.num_micro_batches,
+        virtual_pipeline=candidate.layout.virtual_pipeline,
+        equal_stages=equal,
+    )
+
+
+def _tokens(candidate: Candidate) -> int:
+    return candidate.recipe.micro_batch_size * candidate.recipe.sequence_length
+
+
+def _share(candidate: Candidate) -> float:
+    return 1.0 / (candidate.layout.tensor_parallel * candidate.layout.context_parallel)
+
+
+def _layer_flop(candidate: Candidate, kind: str) -> float:
+    """Executed FLOP of one layer for one micro-batch on one rank."""
+    recipe, model = candidate.recipe, candidate.model
+    fraction = 0.5 if recipe.attention == "flash" else 1.0
+    forward = layer_forward_flop(
+        model,
+        kind="moe" if kind == "moe" else "dense",
+        sequence_length=recipe.sequence_length,
+        num_tokens=_tokens(candidate),
+        attended_fraction=fraction,
+    )
+    again = 0.0
+    if recipe.recompute == "full":
+        again = forward
+    elif recipe.recompute == "selective":
+        again = attention_core_flop(
+            model,
+            sequence_length=recipe.sequence_length,
+            num_tokens=_tokens(candidate),
+            attended_fraction=fraction,
+        )
+    return (forward * _PASSES + again) * _share(candidate)
+
+
+def _logits_flop(candidate: Candidate) -> float:
+    vocab = candidate.model.padded_vocab_size(candidate.layout.tensor_parallel)
+    forward = logits_forward_flop(candidate.model, num_tokens=_tokens(candidate), padded_vocab_size=vocab)
+    return forward * _PASSES * _share(candidate)

@@ -1,0 +1,114 @@
+"""The end of a step as Megatron-core runs it: the last gradient sums, gradient norm, clipping, Adam, parameter copies.
+
+Follows megatron-core 0.16.1 (finalize_model_grads.py, optimizer/optimizer.py, distrib_optimizer.py; 2026-11-30). The
+sizes follow from the parameters of the stage; the traced whole-rank graph is the check (tests/tracing).
+"""
+
+from dataclasses import dataclass
+
+from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpilogueFacts:
+    """What the end of the step of one stage depends on; sizes are elements on this rank.
+
+    Attributes:
+        num_elements: parameters of the stage.
+        num_shard_elements: parameters that this rank updates (all, or its data-parallel share).
+        sequence_parallel_elements: replicated parameters whose gradients are summed over the tensor-parallel group.
+        embedding_elements: tied word embedding shared by the first and last stage; 0 elsewhere.
+        gather_elements: padded sizes of the parameter buckets gathered here, after the update (none when overlapped).
+        parameter_bytes: bytes of an element of the parameters.
+        gradient_bytes: bytes of an element of the main gradients.
+        master_copy: parameters have an FP32 master copy.
+        loss_scaling: gradients are checked for overflow first (FP16).
+        model_ranks: ranks that agree on the gradient norm.
+    """
+
+    num_elements: int
+    num_shard_elements: int
+    sequence_parallel_elements: int
+    embedding_elements: int
+    gather_elements: tuple[int, ...]
+    parameter_bytes: float
+    gradient_bytes: float
+    master_copy: bool
+    loss_scaling: bool
+    tensor_parallel: int
+    model_ranks: int
+
+
+def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
+    """Rows from the end of the last backward to the end of the step."""
+    rows: list[OpRow] = []
+    if facts.embedding_elements:
+        size = facts.embedding_elements * facts.gradient_bytes
+        rows.append(_sum(Axis.EMBEDDING, size, "embedding gradients"))
+    if facts.sequence_parallel_elements and facts.tensor_parallel > 1:
+        size = facts.sequence_parallel_elements * facts.gradient_bytes
+        rows += [_pass(OpClass.COPY, "flatten", facts.sequence_parallel_elements, size, size)]
+        rows += [_sum(Axis.TENSOR, size, "norm gradients")]
+        rows += [_pass(OpClass.COPY, "unflatten", facts.sequence_parallel_elements, size, size)]
+    shard, gradient = facts.num_shard_elements, facts.num_shard_elements * facts.gradient_bytes
+    if facts.loss_scaling:
+        rows.append(_pass(OpClass.ELEMENTWISE, "unscale_and_check", shard, gradient, gradient))
+        rows += _agree(facts, "found_inf")
+    rows.append(_pass(OpClass.REDUCTION, "multi_tensor_l2norm", shard, gradient, 4.0))
+    rows += _agree(facts, "gradient norm")
+    rows.append(_pass(OpClass.ELEMENTWISE, "multi_tensor_scale", shard, gradient, gradient))
+    states = 12.0 * shard  # FP32 parameter and both moments of Adam
+    rows.append(_pass(OpClass.OPTIMIZER, "adam", shard, gradient + states, states))
+    if facts.master_copy:
+        rows.append(_pass(OpClass.COPY, "master_to_model", shard, 4.0 * shard, facts.parameter_bytes * shard))
+    for elements in facts.gather_elements:
+        rows.append(_gather(elements * facts.parameter_bytes))
+    rows.append(
+        _pass(OpClass.COPY, "zero_gradients", facts.num_elements, 0.0, facts.num_elements * facts.gradient_bytes)
+    )
+    return build_graph(rows)
+
+
+def _pass(op_class: OpClass, name: str, elements: int, read: float, written: float) -> OpRow:
+    dims = (elements, 1) if op_class == OpClass.REDUCTION else (elements,)
+    return OpRow(
+        op_class=op_class,
+        phase=Phase.OPTIMIZER,
+        dtype=DType.FP32,
+        name=name,
+        module="optimizer",
+        dims=dims,
+        bytes_read=read,
+        bytes_written=written,
+    )
+
+
+def _sum(axis: Axis, message_bytes: float, what: str) -> OpRow:
+    return OpRow(
+        kind=OpKind.COLLECTIVE,
+        phase=Phase.OPTIMIZER,
+        dtype=DType.FP32,
+        name="c10d.allreduce_",
+        module=what,
+        axis=axis,
+        collective=Collective.ALL_REDUCE,
+        message_bytes=message_bytes,
+    )
+
+
+def _agree(facts: EpilogueFacts, what: str) -> list[OpRow]:
+    sync = OpRow(kind=OpKind.HOST_SYNC, phase=Phase.OPTIMIZER, name="item", module=what)
+    return [*([_sum(Axis.MODEL, 4.0, what)] if facts.model_ranks > 1 else []), sync]
+
+
+def _gather(message_bytes: float) -> OpRow:
+    return OpRow(
+        kind=OpKind.COLLECTIVE,
+        phase=Phase.OPTIMIZER,
+        dtype=DType.BF16,
+        name="c10d._allgather_base_",
+        module="parameters",
+        axis=Axis.DATA,
+        collective=Collective.ALL_GATHER,
+        message_bytes=message_bytes,
+    )

@@ -1,0 +1,239 @@
+"""From a candidate and its trace to the job that the timeline simulates: price, replicate, bucket, place."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from echo_explore.graph import (
+    Axis,
+    ChunkShape,
+    Collective,
+    Parameter,
+    TimedGraph,
+    Trace,
+    chunk_pieces,
+    concatenate,
+)
+from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
+from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.what_if import WhatIf
+from echo_explore.specs import Candidate
+from echo_explore.timeline import ChunkJob, GradientBucket, ParameterGather, PipelineJob, StageJob
+
+PARAMETER_BYTES = {"fp32": 4.0}
+"""Bytes of a parameter element by precision; every mixed precision keeps 16-bit parameters (2)."""
+GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+
+
+@dataclass(frozen=True)
+class _ChunkPlan:
+    """A chunk before pricing: its pieces, parameters in module order, and where each piece's rows end."""
+
+    shape: ChunkShape
+    names: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    piece_of: tuple[int, ...]
+    forward_ends: tuple[int, ...]
+    backward_ends: tuple[int, ...]
+
+
+def chunk_shapes(candidate: Candidate) -> tuple[ChunkShape, ...]:
+    """The model chunks in model order; chunk c lies on stage c mod pp."""
+    shapes, first = [], 0
+    last = len(candidate.chunk_layers) - 1
+    for index, layers in enumerate(candidate.chunk_layers):
+        shapes.append(
+            ChunkShape(first_layer=first, num_layers=layers, has_embedding=index == 0, has_head=index == last)
+        )
+        first += layers
+    return tuple(shapes)
+
+
+class JobBuilder:
+    """Builds the PipelineJob of one candidate."""
+
+    def __init__(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> None:
+        self._candidate = candidate
+        self._trace = trace
+        self._pricer = pricer
+        self._what_if = what_if
+        self._pieces: dict[tuple[str, bool], TimedGraph] = {}
+        self._graphs: dict[tuple[tuple[str, ...], bool], TimedGraph] = {}
+
+    @cached_property
+    def job(self) -> PipelineJob:
+        """The job: one rank class a stage."""
+        candidate = self._candidate
+        layout, recipe, stack = candidate.layout, candidate.recipe, candidate.stack
+        shapes = chunk_shapes(candidate)
+        stages = tuple(
+            self._stage(stage, tuple(shapes[stage :: layout.pipeline_parallel]))
+            for stage in range(layout.pipeline_parallel)
+        )
+        schedule = "no-pipelining" if layout.pipeline_parallel == 1 else "1f1b"
+        host = 0.0 if stack.cuda_graphs else stack.host_launch_s * self._what_if.host_factor
+        return PipelineJob(
+            stages=stages,
+            schedule="interleaved" if layout.virtual_pipeline > 1 else schedule,  # type: ignore[arg-type]
+            num_micro_batches=candidate.num_micro_batches,
+            overlap_grad_reduce=bool(recipe.overlap_grad_reduce),
+            overlap_param_gather=self._gathers_overlap,
+            overlap_p2p=bool(recipe.overlap_p2p) and layout.virtual_pipeline > 1,
+            host_launch_s=host,
+            host_step_s=stack.host_step_s * self._what_if.host_factor,
+        )
+
+    @property
+    def _gathers_overlap(self) -> bool:
+        recipe = self._candidate.recipe
+        return bool(recipe.distributed_optimizer and recipe.overlap_param_gather)
+
+    def _stage(self, stage: int, shapes: tuple[ChunkShape, ...]) -> StageJob:
+        layout = self._candidate.layout
+        plans = [self._plan(shape) for shape in shapes]
+        buckets = [self._buckets(plan, stage, chunk) for chunk, plan in enumerate(plans)]
+        chunks = tuple(self._chunk(plan, plan_buckets) for plan, plan_buckets in zip(plans, buckets, strict=True))
+        return StageJob(
+            label=f"stage {stage}",
+            multiplicity=layout.num_gpus // layout.pipeline_parallel,
+            chunks=chunks,
+            send_forward_s=self._send(stage, forward=True),
+            send_backward_s=self._send(stage, forward=False),
+            send_sigma_log=self._send_price(stage)[1],
+            epilogue=self._pricer.price(epilogue_graph(self._epilogue_facts(stage, plans, buckets))),
+        )
+
+    def _plan(self, shape: ChunkShape) -> _ChunkPlan:
+        names = shape.piece_names(self._trace.layer_kinds)
+        pieces = chunk_pieces(self._trace, shape)
+        parameters = [(p, i) for i, piece in enumerate(pieces) for p in piece.parameters]
+        forward_ends, backward_ends, forward, backward = [], [0] * len(pieces), 0, 0
+        for piece in pieces:
+            forward += piece.forward.num_ops
+            forward_ends.append(forward)
+        for index in range(len(pieces) - 1, -1, -1):
+            backward += pieces[index].backward.num_ops
+            backward_ends[index] = backward
+        return _ChunkPlan(
+            shape=shape,
+            names=names,
+            parameters=tuple(p for p, _ in parameters),
+            piece_of=tuple(i for _, i in parameters),
+            forward_ends=tuple(forward_ends),
+            backward_ends=tuple(backward_ends),
+        )
+
+    def _timed(self, names: tuple[str, ...], *, backward: bool) -> TimedGraph:
+        """The priced graph of a chunk; chunks of equal pieces share one object."""
+        key = (names, backward)
+        if key not in self._graphs:
+            parts = [self._piece(name, backward=backward) for name in (reversed(names) if backward else names)]
+            self._graphs[key] = TimedGraph(
+                graph=concatenate([p.graph for p in parts]),
+                time_s=np.concatenate([p.time_s for p in parts]),
+                sigma_log=np.concatenate([p.sigma_log for p in parts]),
+            )
+        return self._graphs[key]
+
+    def _piece(self, name: str, *, backward: bool) -> TimedGraph:
+        key = (name, backward)
+        if key not in self._pieces:
+            piece = self._trace.pieces[name]
+            self._pieces[key] = self._pricer.price(piece.backward if backward else piece.forward)
+        return self._pieces[key]
+
+    def _buckets(self, plan: _ChunkPlan, stage: int, chunk: int) -> tuple[Bucket, ...]:
+        """Megatron closes buckets only on the first stage's first chunk and with overlap; elsewhere one bucket."""
+        candidate = self._candidate
+        group = candidate.layout.data_parallel * candidate.layout.context_parallel
+        bucketing = bool(candidate.recipe.overlap_grad_reduce) and stage == 0 and chunk == 0
+        limit = default_bucket_elements(group, candidate.stack.bucket_elements) if bucketing else None
+        shared = frozenset(
+            i for i, p in enumerate(plan.parameters) if self._is_shared_embedding(p, plan.names[plan.piece_of[i]])
+        )
+        return bucket_layout(
+            [p.num_elements for p in plan.parameters],
+            group_size=group,
+            distributed_optimizer=bool(candidate.recipe.distributed_optimizer),
+            bucket_elements=limit,
+            own_bucket=shared,
+        )
+
+    def _is_shared_embedding(self, parameter: Parameter, piece: str) -> bool:
+        if not self._candidate.model.tied_embeddings:
+            return False
+        return (piece == "embedding" and parameter.name.endswith("word_embeddings.weight")) or (
+            piece == "head" and parameter.name.endswith("output_layer.weight")
+        )
+
+    def _chunk(self, plan: _ChunkPlan, buckets: tuple[Bucket, ...]) -> ChunkJob:
+        candidate = self._candidate
+        group = candidate.layout.data_parallel * candidate.layout.context_parallel
+        forward = self._timed(plan.names, backward=False)
+        backward = self._timed(plan.names, backward=True)
+        if group == 1:
+            return ChunkJob(forward=forward, backward=backward)
+        sharded = bool(candidate.recipe.distributed_optimizer)
+        kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
+        gradient_bytes = GRADIENT_BYTES[candidate.stack.gradient_dtype]
+        reductions, gathers = [], []
+        for bucket in buckets:
+            size = bucket.num_elements * gradient_bytes
+            time_s, sigma = self._pricer.collective(Axis.DATA, kind, size)
+            ready = plan.backward_ends[plan.piece_of[bucket.first]] - 1
+            reductions.append(
+                GradientBucket(collective=kind, message_bytes=size, time_s=time_s, sigma_log=sigma, ready_after=ready)
+            )
+        for bucket in reversed(buckets) if self._gathers_overlap else ():
+            size = bucket.num_elements * self._parameter_bytes
+            time_s, sigma = self._pricer.collective(Axis.DATA, Collective.ALL_GATHER, size)
+            piece = plan.piece_of[bucket.first]
+            needed = plan.forward_ends[piece - 1] if piece else 0
+            gathers.append(ParameterGather(message_bytes=size, time_s=time_s, sigma_log=sigma, needed_before=needed))
+        return ChunkJob(forward=forward, backward=backward, buckets=tuple(reductions), gathers=tuple(gathers))
+
+    @property
+    def _parameter_bytes(self) -> float:
+        return PARAMETER_BYTES.get(self._candidate.recipe.precision, 2.0)
+
+    def _send_price(self, stage: int) -> tuple[float, float]:
+        return self._pricer.transfer(stage, self._trace.boundary_bytes)
+
+    def _send(self, stage: int, *, forward: bool) -> float:
+        layout = self._candidate.layout
+        if layout.pipeline_parallel == 1:
+            return 0.0
+        wraps = layout.virtual_pipeline > 1
+        edge = layout.pipeline_parallel - 1 if forward else 0
+        if stage == edge and not wraps:
+            return 0.0
+        sender = stage if forward else (stage - 1) % layout.pipeline_parallel
+        return self._send_price(sender)[0]
+
+    def _epilogue_facts(self, stage: int, plans: list[_ChunkPlan], buckets: list[tuple[Bucket, ...]]) -> EpilogueFacts:
+        candidate = self._candidate
+        layout, recipe = candidate.layout, candidate.recipe
+        group = layout.data_parallel * layout.context_parallel
+        parameters = [p for plan in plans for p in plan.parameters]
+        total = sum(p.num_elements for p in parameters)
+        sharded = bool(recipe.distributed_optimizer) and group > 1
+        padded = sum(b.num_elements for chunk in buckets for b in chunk)
+        ends = stage in (0, layout.pipeline_parallel - 1) and layout.pipeline_parallel > 1
+        tied = candidate.model.tied_embeddings and ends
+        embedding = [p for p in self._trace.pieces["embedding"].parameters if p.name.endswith("word_embeddings.weight")]
+        gathers = tuple(b.num_elements for chunk in buckets for b in chunk)
+        return EpilogueFacts(
+            num_elements=total,
+            num_shard_elements=padded // group if sharded else total,
+            sequence_parallel_elements=sum(p.num_elements for p in parameters if p.sequence_parallel),
+            embedding_elements=sum(p.num_elements for p in embedding) if tied else 0,
+            gather_elements=gathers if sharded and not self._gathers_overlap else (),
+            parameter_bytes=self._parameter_bytes,
+            gradient_bytes=GRADIENT_BYTES[candidate.stack.gradient_dtype],
+            master_copy=recipe.precision != "fp32",
+            loss_scaling=recipe.precision == "fp16",
+            tensor_parallel=layout.tensor_parallel,
+            model_ranks=layout.model_gpus,
+        )

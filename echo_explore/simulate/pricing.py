@@ -1,0 +1,54 @@
+"""Price a graph: kernels by the compute model, collectives by the collective model, each distinct one once."""
+
+import numpy as np
+
+from echo_explore.comm import CollectiveRequest
+from echo_explore.graph import Axis, Collective, ExecutionGraph, OpClass, OpKind, TimedGraph
+from echo_explore.simulate.ports import CollectiveModel, ComputeModel
+from echo_explore.simulate.what_if import WhatIf
+from echo_explore.specs import Candidate
+from echo_explore.topology import group_shape, pipeline_boundary
+
+
+class Pricer:
+    """Prices graphs for one candidate; collects what was extrapolated."""
+
+    def __init__(
+        self, candidate: Candidate, *, compute: ComputeModel, collective: CollectiveModel, what_if: WhatIf
+    ) -> None:
+        self._candidate = candidate
+        self._compute = compute
+        self._collective = collective
+        self._what_if = what_if
+        self.extrapolated: dict[str, None] = {}
+
+    def price(self, graph: ExecutionGraph) -> TimedGraph:
+        """The graph with the time of each row alone."""
+        kernels = self._compute.kernel_times(graph, self._candidate.cluster.device, self._candidate.stack)
+        self.extrapolated |= dict.fromkeys(kernels.extrapolated)
+        factor = np.ones(len(OpClass))
+        for op_class in OpClass:
+            factor[op_class] = self._what_if.kernel_factor(op_class)
+        time_s = kernels.time_s * factor[graph.op_class]
+        sigma_log = kernels.sigma_log.copy()
+        rows = np.flatnonzero(graph.kind == OpKind.COLLECTIVE)
+        for row in rows.tolist():
+            axis, kind = Axis(int(graph.axis[row])), Collective(int(graph.collective[row]))
+            time_s[row], sigma_log[row] = self.collective(axis, kind, float(graph.message_bytes[row]))
+        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log)
+
+    def collective(self, axis: Axis, kind: Collective, message_bytes: float) -> tuple[float, float]:
+        """Seconds of a collective over the group of `axis` alone, and the standard deviation of their log."""
+        shape = group_shape(axis, self._candidate.layout, self._candidate.cluster)
+        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape)
+        price = self._collective.collective_time(request, self._candidate.cluster)
+        return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
+
+    def transfer(self, stage: int, message_bytes: float) -> tuple[float, float]:
+        """Seconds of a transfer from a pipeline stage to the next alone, and the deviation of their log."""
+        if self._candidate.layout.pipeline_parallel == 1:
+            return 0.0, 0.0
+        shape = pipeline_boundary(self._candidate.layout, self._candidate.cluster, stage)
+        request = CollectiveRequest(collective=Collective.SEND, message_bytes=message_bytes, group=shape)
+        price = self._collective.collective_time(request, self._candidate.cluster)
+        return price.time_s * self._what_if.axis_factor(Axis.PIPELINE), price.sigma_log

@@ -1,0 +1,186 @@
+"""The whole program in one line: trace, price, schedule, simulate, summarise."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from echo_explore.compute import flop
+from echo_explore.core import MissingCalibration
+from echo_explore.core.hashing import content_hash
+from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
+from echo_explore.graph import Trace
+from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile
+from echo_explore.simulate.bounds import LowerBounds, lower_bounds
+from echo_explore.simulate.job_builder import JobBuilder
+from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
+from echo_explore.simulate.prediction import Prediction
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.what_if import WhatIf
+from echo_explore.specs import Candidate
+from echo_explore.timeline import InterferenceModel, PipelineJob, StepTimeline, simulate_step, write_perfetto
+from echo_explore.tracing.request import request_of
+
+Fidelity = Literal["kernel", "block"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """How to simulate; none of it changes what is simulated.
+
+    Attributes:
+        fidelity: `kernel` simulates every op, `block` the runs of ops between communications.
+        fold: use the symmetry of ranks and the periodicity of schedules; off: every op of every micro-batch.
+        what_if: factors on the times of single causes.
+    """
+
+    fidelity: Fidelity = "kernel"
+    fold: bool = True
+    what_if: WhatIf = field(default_factory=WhatIf)
+
+
+DEFAULT_OPTIONS = SimulationOptions()
+
+
+class Simulator:
+    """Predicts candidates; deterministic. Each part can be replaced by anything that satisfies its Protocol."""
+
+    def __init__(
+        self,
+        *,
+        tracer: Tracer,
+        compute: ComputeModel,
+        collective: CollectiveModel,
+        interference: InterferenceModel,
+        calibration: Mapping[str, Any] | None = None,
+        allow_fallback: bool = True,
+    ) -> None:
+        self.tracer = tracer
+        self.compute = compute
+        self.collective = collective
+        self.interference = interference
+        self.calibration = dict(calibration or {})
+        self.allow_fallback = allow_fallback
+
+    def predict(
+        self, candidate: Candidate, options: SimulationOptions = DEFAULT_OPTIONS, *, timeline: Path | None = None
+    ) -> Prediction:
+        """The prediction of a candidate; with `timeline`, its spans are written to that file.
+
+        Raises:
+            TraceError, MissingExtra: the program could not be traced.
+            MissingCalibration: the device has no coefficients.
+        """
+        self._check_calibrated(candidate)
+        start = time.perf_counter()
+        trace = self.tracer.trace(request_of(candidate))
+        traced = time.perf_counter()
+        pricer = Pricer(candidate, compute=self.compute, collective=self.collective, what_if=options.what_if)
+        job = JobBuilder(candidate, trace, pricer, options.what_if).job
+        memory = memory_profile(candidate=candidate, trace=trace)
+        priced = time.perf_counter()
+        step = simulate_step(
+            job,
+            interference=self.interference,
+            fidelity=options.fidelity,
+            fold=options.fold,
+            record_spans=timeline is not None,
+        )
+        if timeline is not None:
+            write_perfetto(step, timeline)
+        end = time.perf_counter()
+        elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
+        warnings = (*pricer.extrapolated, *memory_warnings(memory))
+        return self._summary(candidate, trace, job, step, memory, options, elapsed, warnings)
+
+    def _check_calibrated(self, candidate: Candidate) -> None:
+        device = candidate.cluster.device
+        if not self.allow_fallback and not self.compute.covers(device):
+            raise MissingCalibration(
+                f"device.calibration = {device.calibration!r}: no coefficients are calibrated for it; fix: name a measured "
+                "device in the cluster file, or give --allow-fallback to price it from its specification"
+            )
+
+    def bounds(self, candidate: Candidate) -> LowerBounds:
+        """What no prediction of the candidate is below; makes no trace."""
+        return lower_bounds(candidate)
+
+    def memory_of(self, candidate: Candidate) -> MemoryProfile:
+        """The memory profile alone."""
+        return memory_profile(candidate=candidate, trace=self.tracer.trace(request_of(candidate)))
+
+    def advice(self, candidate: Candidate) -> tuple[str, ...]:
+        """The two cheapest changes that make a candidate fit into memory, a line each; fewer if there are fewer."""
+        return tuple(change.description for change in cheapest_changes(candidate, self.memory_of))
+
+    def _summary(
+        self,
+        candidate: Candidate,
+        trace: Trace,
+        job: PipelineJob,
+        step: StepTimeline,
+        memory: MemoryProfile,
+        options: SimulationOptions,
+        elapsed: Mapping[str, float],
+        warnings: tuple[str, ...],
+    ) -> Prediction:
+        peak = candidate.cluster.device.peak_flop_per_s
+        precision = candidate.recipe.precision
+        rate = peak.get("tf32" if precision == "fp32" and "tf32" in peak else precision, max(peak.values()))
+        available = step.step_time_s * rate * candidate.num_gpus
+        counts = flop.step_flop(candidate)
+        return Prediction(
+            label=candidate.layout.label(),
+            step_time_s=step.step_time_s,
+            step_sigma_log=step.step_sigma_log,
+            tokens_per_s=candidate.tokens_per_step / step.step_time_s,
+            mfu=counts.model_flop / available,
+            mfu_causal=counts.model_flop_causal / available,
+            hfu=executed_flop(job) / available,
+            peak_memory_bytes=memory.peak_bytes,
+            memory_capacity_bytes=memory.capacity_bytes,
+            memory=memory.to_rows(),
+            breakdown=step.breakdown,
+            num_ranks=candidate.num_gpus,
+            num_rank_classes=step.num_rank_classes,
+            num_simulated_ops=step.num_simulated_ops,
+            num_micro_batches=candidate.num_micro_batches,
+            fidelity=options.fidelity,
+            elapsed=elapsed,
+            versions=self._versions(candidate, trace),
+            references=tuple(
+                f"{part.reference} (version {part.version})"
+                for part in (self.compute, self.collective, self.interference)
+            ),
+            warnings=warnings,
+        )
+
+    def _versions(self, candidate: Candidate, trace: Trace) -> dict[str, Any]:
+        return {
+            "package": PACKAGE_VERSION,
+            "model": MODEL_VERSION,
+            "graph_schema": GRAPH_SCHEMA,
+            "tracer": TRACER_VERSION,
+            "trace_key": trace.key,
+            "frameworks": dict(trace.facts.get("versions", {})),
+            "cluster": candidate.cluster.name,
+            "cluster_hash": content_hash(candidate.cluster.model_dump(mode="json")),
+            "stack": candidate.stack.name,
+            "calibration": self.calibration,
+        }
+
+
+def executed_flop(job: PipelineJob) -> float:
+    """FLOP that the kernels of all ranks execute in a step, the optimizer left out."""
+    total = 0.0
+    for stage in job.stages:
+        per_rank = sum(float(c.forward.graph.flop.sum() + c.backward.graph.flop.sum()) for c in stage.chunks)
+        total += per_rank * job.num_micro_batches * stage.multiplicity
+    return total
+
+
+def memory_warnings(memory: MemoryProfile) -> tuple[str, ...]:
+    """A line where the peak is too near the capacity to be sure."""
+    ratio = memory.peak_bytes / memory.capacity_bytes
+    return (f"peak memory is {ratio:.0%} of a GPU: within the error of the estimate",) if 0.92 < ratio <= 1.08 else ()

@@ -1,0 +1,64 @@
+"""What-if factors: multiply the time of one cause and see what the step becomes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from echo_explore.core import SpecError, nearest
+from echo_explore.graph import Axis, OpClass
+
+_AXES = {
+    "tensor": (Axis.TENSOR,),
+    "context": (Axis.CONTEXT,),
+    "expert": (Axis.EXPERT, Axis.EXPERT_DATA),
+    "data": (Axis.DATA,),
+    "pipeline": (Axis.PIPELINE, Axis.EMBEDDING),
+}
+_CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
+NAMES = ("compute", "communication", "host", *_AXES, *_CLASSES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Factors on times, 1 where not given: `compute=0.5` halves every kernel, `tensor=0` makes tensor traffic free."""
+
+    factors: dict[str, float] = field(default_factory=dict)
+
+    def kernel_factor(self, op_class: OpClass) -> float:
+        """Factor on kernels of that class."""
+        return self.factors.get("compute", 1.0) * self.factors.get(op_class.name.lower(), 1.0)
+
+    def axis_factor(self, axis: Axis) -> float:
+        """Factor on collectives and transfers of that axis."""
+        name = next((n for n, axes in _AXES.items() if axis in axes), "")
+        return self.factors.get("communication", 1.0) * self.factors.get(name, 1.0)
+
+    @property
+    def host_factor(self) -> float:
+        """Factor on host times."""
+        return self.factors.get("host", 1.0)
+
+
+def parse_what_if(texts: Sequence[str]) -> WhatIf:
+    """The factors in `NAME=VALUE` texts.
+
+    Raises:
+        SpecError: unknown name, repeated name, or a value that is not a finite number of 0 or more.
+    """
+    factors: dict[str, float] = {}
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if name not in NAMES:
+            raise SpecError(
+                "what-if", text, f"unknown name {name!r}", f"did you mean {', '.join(nearest(name, NAMES))}?"
+            )
+        if name in factors:
+            raise SpecError("what-if", text, f"{name} is given twice", "give each name once")
+        try:
+            factor = float(value)
+        except ValueError:
+            factor = math.nan
+        if not (math.isfinite(factor) and factor >= 0):
+            raise SpecError("what-if", text, "the value must be a number of 0 or more", f"write {name}=0.5")
+        factors[name] = factor
+    return WhatIf(factors=factors)

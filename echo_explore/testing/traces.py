@@ -1,0 +1,165 @@
+"""A made-up tracer for tests of everything behind the trace: a dense GPT layer written by hand, no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo_explore.graph import (
+    Axis,
+    Collective,
+    DType,
+    ExecutionGraph,
+    OpClass,
+    OpKind,
+    OpRow,
+    Parameter,
+    Phase,
+    Piece,
+    Trace,
+    build_graph,
+)
+from echo_explore.tracing.request import TraceRequest
+
+
+class HandmadeTracer:
+    """Satisfies `simulate.Tracer`; sizes follow the request, so that FLOP, bytes and parameters are plausible."""
+
+    def trace(self, request: TraceRequest) -> Trace:
+        """A trace of a dense model."""
+        model, tensor = request.model, request.tensor_parallel
+        rows = request.micro_batch_size * request.sequence_length
+        local = rows // tensor if request.sequence_parallel else rows
+        hidden, vocab = model.hidden_size, model.padded_vocab_size(tensor) // tensor
+        layer = _layer(request, rows, local)
+        embedding = Piece(
+            forward=_graph([_stream(OpClass.EMBEDDING, rows, hidden), *_sum(request, rows)], Phase.FORWARD),
+            backward=_graph([_stream(OpClass.EMBEDDING, rows, hidden)], Phase.BACKWARD),
+            parameters=(
+                _parameter("word_embeddings.weight", vocab * hidden, sharded=True),
+                _parameter("position_embeddings.weight", model.max_sequence_length * hidden),
+            ),
+            saved_bytes=8.0 * rows,
+            forward_peak_bytes=4.0 * rows * hidden,
+            backward_peak_bytes=4.0 * rows * hidden,
+        )
+        logits = _gemm(rows, vocab, hidden)
+        head = Piece(
+            forward=_graph(
+                [_stream(OpClass.NORM, local, hidden), logits, _stream(OpClass.CROSS_ENTROPY, rows, vocab)],
+                Phase.FORWARD,
+            ),
+            backward=_graph([logits, logits, _stream(OpClass.NORM, local, hidden)], Phase.BACKWARD),
+            parameters=(_parameter("final_layernorm.weight", hidden, sequence=request.sequence_parallel),),
+            saved_bytes=6.0 * rows * vocab,
+            forward_peak_bytes=10.0 * rows * vocab,
+            backward_peak_bytes=4.0 * rows * vocab,
+        )
+        return Trace(
+            key=request.key({"handmade": "1"}),
+            request=request.canonical(),
+            pieces={"embedding": embedding, "layer.dense": layer, "head": head},
+            layer_kinds=model.layer_kinds,
+            boundary_bytes=2.0 * local * hidden,
+            facts={"versions": {"handmade": "1"}},
+        )
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
+    model, tensor = request.model, request.tensor_parallel
+    hidden, inner = model.hidden_size, model.ffn_hidden_size // tensor
+    heads = model.num_attention_heads // tensor
+    width = heads * model.head_dim
+    norm = _stream(OpClass.NORM, local, hidden)
+    gemms = [_gemm(rows, 3 * width, hidden), _gemm(rows, hidden, width)]
+    gemms += [_gemm(rows, inner, hidden), _gemm(rows, hidden, inner)]
+    attention = _attention(request, heads)
+    forward = [norm, gemms[0], attention, gemms[1], *_sum(request, rows), norm, gemms[2]]
+    forward += [_stream(OpClass.ELEMENTWISE, rows, inner), gemms[3], *_sum(request, rows)]
+    backward: list[Mapping[str, Any]] = []
+    if request.recompute == "full":
+        backward += [{**row, "phase": Phase.RECOMPUTE} for row in forward]
+    elif request.recompute == "selective":
+        backward.append({**attention, "phase": Phase.RECOMPUTE})
+    for gemm in reversed(gemms):
+        backward += [gemm, gemm]
+    backward += [attention, attention, norm, norm, *_sum(request, rows), *_sum(request, rows)]
+    saved = 2.0 * (10 * local * hidden + 5 * rows * hidden // tensor + 2 * rows * inner)
+    if request.recompute == "full":
+        saved = 2.0 * local * hidden
+    sequence = request.sequence_parallel
+    return Piece(
+        forward=_graph(forward, Phase.FORWARD, layer=0),
+        backward=_graph(backward, Phase.BACKWARD, layer=0),
+        parameters=(
+            _parameter("input_layernorm.weight", hidden, sequence=sequence),
+            _parameter("linear_qkv.weight", 3 * width * hidden, sharded=True),
+            _parameter("linear_proj.weight", width * hidden, sharded=True),
+            _parameter("pre_mlp_layernorm.weight", hidden, sequence=sequence),
+            _parameter("linear_fc1.weight", inner * hidden, sharded=True),
+            _parameter("linear_fc2.weight", inner * hidden, sharded=True),
+        ),
+        saved_bytes=saved,
+        forward_peak_bytes=saved + 4.0 * rows * inner,
+        backward_peak_bytes=4.0 * rows * inner,
+    )
+
+
+def _graph(rows: list[Mapping[str, Any]], phase: Phase, *, layer: int = -1) -> ExecutionGraph:
+    return build_graph([OpRow(**{"phase": phase, "layer": layer, **row}) for row in rows])
+
+
+def _parameter(name: str, elements: int, *, sharded: bool = False, sequence: bool = False) -> Parameter:
+    return Parameter(name=name, num_elements=elements, tensor_sharded=sharded, sequence_parallel=sequence)
+
+
+def _gemm(m: int, n: int, k: int) -> dict[str, Any]:
+    return {
+        "op_class": OpClass.GEMM,
+        "dtype": DType.BF16,
+        "name": "gemm",
+        "dims": (1, m, n, k),
+        "flop": 2.0 * m * n * k,
+        "bytes_read": 2.0 * (m * k + k * n),
+        "bytes_written": 2.0 * m * n,
+    }
+
+
+def _attention(request: TraceRequest, heads: int) -> dict[str, Any]:
+    b, s, d = request.micro_batch_size, request.sequence_length, request.model.head_dim
+    size = 2.0 * b * s * heads * d
+    return {
+        "op_class": OpClass.ATTENTION,
+        "dtype": DType.BF16,
+        "name": "attention",
+        "dims": (b, heads, heads, s, s, d, 1, 0),
+        "flop": 2.0 * b * heads * s * s * d,
+        "bytes_read": 3 * size,
+        "bytes_written": size,
+    }
+
+
+def _stream(op_class: OpClass, rows: int, columns: int) -> dict[str, Any]:
+    by_rows = op_class in (OpClass.NORM, OpClass.EMBEDDING, OpClass.CROSS_ENTROPY)
+    return {
+        "op_class": op_class,
+        "dtype": DType.BF16,
+        "name": op_class.name.lower(),
+        "dims": (rows, columns) if by_rows else (rows * columns,),
+        "bytes_read": 2.0 * rows * columns,
+        "bytes_written": 2.0 * rows * columns,
+    }
+
+
+def _sum(request: TraceRequest, rows: int) -> list[dict[str, Any]]:
+    if request.tensor_parallel == 1:
+        return []
+    size = 2.0 * rows * request.model.hidden_size
+    kinds = [Collective.ALL_REDUCE]
+    if request.sequence_parallel:
+        kinds = [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]
+    return [
+        {"kind": OpKind.COLLECTIVE, "axis": Axis.TENSOR, "collective": kind, "message_bytes": size, "name": "comm"}
+        for kind in kinds
+    ]
