@@ -19,9 +19,10 @@ def timed_graph(items: Sequence[Item], *, phase: Phase = Phase.FORWARD, sigma_lo
     """A graph of rows in short form.
 
     Args:
-        items: ("gemm" | "norm" | "optimizer" | "recompute", s): a kernel; ("sync" | "context", s): a synchronous collective
-            over tensor or context ranks; ("async", s): an asynchronous one over tensor ranks; ("wait", 0): wait for the
-            latest asynchronous one; ("embedding" | "model" | "data", s): a synchronous collective over that axis.
+        items: ("gemm" | "norm" | "optimizer" | "recompute", s): a kernel; ("sync" | "context", s): a synchronous
+            collective over tensor or context ranks; ("async", s): an asynchronous one over tensor ranks; ("wait", 0):
+            wait for the latest asynchronous one; ("embedding" | "model" | "data", s): a synchronous collective over
+            that axis.
         phase: of all rows but "recompute" and "optimizer".
         sigma_log: of all times.
     """
@@ -142,17 +143,20 @@ def pipeline_jobs(
 
 @st.composite
 def _chunks(draw: st.DrawFn, forward: list[Item], backward: list[Item], *, data_parallel: bool) -> ChunkJob:
-    buckets, gathers = [], []
+    buckets: list[GradientBucket] = []
+    gathers: list[ParameterGather] = []
     if data_parallel and draw(st.booleans()):
         kind = draw(st.sampled_from([Collective.ALL_REDUCE, Collective.REDUCE_SCATTER]))
-        for row in sorted(draw(st.lists(st.integers(0, len(backward) - 1), max_size=3))):
-            buckets.append(
-                GradientBucket(
-                    collective=kind, message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, ready_after=row
-                )
-            )
-        for row in sorted(draw(st.lists(st.integers(0, len(forward) - 1), max_size=3))):
-            gathers.append(ParameterGather(message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row))
+        ready = sorted(draw(st.lists(st.integers(0, len(backward) - 1), max_size=3)))
+        needed = sorted(draw(st.lists(st.integers(0, len(forward) - 1), max_size=3)))
+        buckets = [
+            GradientBucket(collective=kind, message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, ready_after=row)
+            for row in ready
+        ]
+        gathers = [
+            ParameterGather(message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row)
+            for row in needed
+        ]
     return ChunkJob(
         forward=timed_graph(forward),
         backward=timed_graph(backward, phase=Phase.BACKWARD),

@@ -14,9 +14,7 @@ from echo_explore.timeline.templates import num_launches
 
 
 def _serial_s(timed: TimedGraph) -> Floats:
-    """(num_ops + 1,) seconds that the compute stream needs at least until before each row: its kernels one after the
-    other, and the synchronous collectives between them.
-    """
+    """(num_ops + 1,) least seconds of the compute stream before each row: kernels and synchronous collectives."""
     graph = timed.graph
     held = graph.is_compute | (graph.is_collective & ~graph.asynchronous)
     return np.concatenate([[0.0], np.cumsum(np.where(held, timed.time_s, 0.0))])
@@ -87,15 +85,15 @@ def _buckets_s(job: PipelineJob, stage: StageJob, *, last_s: float) -> float:
 def step_time_lower_bound(job: PipelineJob) -> float:
     """Seconds below which no simulated step of the job lies, at fidelity "kernel" and under any interference.
 
-    With, on stage k, b_k the seconds that its compute stream is held by all forwards and backwards (and by sends, without
-    overlap), f_k and g_k a forward and a backward of chunk 0, t_k transfers, e_k bucket reductions and epilogue:
+    With, on stage k, b_k the seconds that its compute stream is held by all forwards and backwards (and by sends,
+    without overlap), f_k, g_k a forward and a backward of chunk 0, t_k transfers, e_k bucket reductions and epilogue:
 
         T >= max_s [ sum_{k<s} (f_k + t_k) + b_s + max_{j<=s} ( sum_{j<=k<s} (t_{k+1} + g_k) + e_j ) ]
 
     Stage s starts after the first forward has come through the stages before it, is held for b_s, and ends with a
     backward of chunk 0, after which the stages before it still have theirs to do. Valid for every schedule here: all
-    start with a forward and end with a backward of chunk 0. A forward or backward counts with its kernels and synchronous
-    collectives, or its launches if they take longer.
+    start with a forward and end with a backward of chunk 0. A forward or backward counts with its kernels and
+    synchronous collectives, or its launches if they take longer.
 
     Raises:
         SpecError: the job is not well formed.

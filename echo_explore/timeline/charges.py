@@ -72,8 +72,8 @@ class RankOps:
 def charge_rank(ops: RankOps, bodies: Floats, *, from_s: float, to_s: float) -> Floats:
     """Charges between two instants, `(NUM_COLUMNS,)`.
 
-    Kernels of one rank never overlap each other. An instant without one goes to a transfer of the rank that is under way
-    (tensor, context, expert, data, pipeline in this order), else to the host if it is launching, else to the bubble.
+    Kernels of one rank never overlap each other. An instant without one goes to a transfer of the rank that is under
+    way (tensor, context, expert, data, pipeline in this order), else to the host if it launches, else to the bubble.
 
     Args:
         ops: of the rank. Bodies must lie wholly inside or outside the window.
@@ -127,7 +127,7 @@ def _charge_rest(
     charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_FIRST_AXIS:_HOST]
     charges[Column.HOST] += exclusive[_HOST]
     charges[Column.BUBBLE] += exclusive[_IDLE]
-    # Where several transfers of one axis are under way, the instant has the mean of their sigmas: additive over windows.
+    # Where several transfers of one axis are under way, the instant has the mean of their sigmas: windows add up.
     sigma = np.concatenate([[0.0], ops.sigma_log[rows], ops.sigma_log[rows], [0.0]])[order] * step[order]
     open_sigma = np.zeros_like(open_now, dtype=np.float64)
     open_sigma[np.arange(time.shape[0]), level[order]] = sigma

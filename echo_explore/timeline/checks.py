@@ -11,8 +11,8 @@ def check_job(job: PipelineJob) -> None:
     """Refuse a job that cannot run.
 
     Raises:
-        SpecError: no stage, stages with different numbers of chunks, a schedule that does not fit them, rows that do not
-            exist, times that are negative or not finite.
+        SpecError: no stage, stages with different numbers of chunks, a schedule that does not fit them, rows that do
+            not exist, times that are negative or not finite.
     """
     if not job.stages or not job.stages[0].chunks:
         raise SpecError("stages", len(job.stages), "a job needs a stage with a chunk", "give at least one of each")

@@ -148,11 +148,11 @@ def run_events(
                     r = s // streams_per_rank
                     if collective[op] > 0:
                         num_comms[r] += 1
-                    if collective[op] > 0 or (op_class[op] > 0 and num_comms[r] > 0):
-                        if changed[r] == 0:
-                            changed[r] = 1
-                            changed_ranks[num_changed] = r
-                            num_changed += 1
+                    mixes = collective[op] > 0 or (op_class[op] > 0 and num_comms[r] > 0)
+                    if mixes and changed[r] == 0:
+                        changed[r] = 1
+                        changed_ranks[num_changed] = r
+                        num_changed += 1
                     break
                 end[op] = now
                 done += 1
@@ -209,11 +209,10 @@ def run_events(
         r = s // streams_per_rank
         if collective[op] > 0:
             num_comms[r] -= 1
-        if num_comms[r] > 0 or collective[op] > 0:
-            if changed[r] == 0:
-                changed[r] = 1
-                changed_ranks[num_changed] = r
-                num_changed += 1
+        if (num_comms[r] > 0 or collective[op] > 0) and changed[r] == 0:
+            changed[r] = 1
+            changed_ranks[num_changed] = r
+            num_changed += 1
         todo[num_todo] = s
         num_todo += 1
         queued[s] = 1

@@ -3,9 +3,9 @@
 Theorem used. Up to the micro-batch c, a run with n micro-batches is the start of any longer run, if c is at least one
 warm-up before its end. Say that all blocks and transfers of the last w micro-batches up to c, w covering the warm-up,
 end one constant later than those of g micro-batches before, on all stages. What comes after c depends on what came
-before only through them, by the same rules, so it is shifted by the same constant, and so on until the forwards run out;
-a run with k g micro-batches more ends exactly k constants later. Where stages are uneven the steady state may begin
-late; then a longer run is made, in the end the full one.
+before only through them, by the same rules, so it is shifted by the same constant, and so on until the forwards run
+out; a run with k g micro-batches more ends exactly k constants later. Where stages are uneven the steady state may
+begin late; then a longer run is made, in the end the full one.
 """
 
 from collections.abc import Iterator

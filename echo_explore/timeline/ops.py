@@ -28,7 +28,7 @@ class Stream(IntEnum):
 
 
 class Charge(IntEnum):
-    """What an op is charged to while it runs; the smaller wins where several run, `BODY` to `OPTIMIZER` never overlap."""
+    """What an op is charged to while it runs; the smaller wins where several run, those up to `OPTIMIZER` never do."""
 
     BODY = 0
     """A whole forward or backward as one op; its charges are known."""
@@ -99,15 +99,22 @@ class Ops:
     @classmethod
     def blank(cls, num_ops: int) -> Self:
         """Marks on the compute stream, without edges."""
-        values: dict[str, Ints | Floats] = {
-            item.name: np.zeros(num_ops, dtype=np.float64 if item.name in ("duration_s", "sigma_log") else np.int64)
-            for item in fields(cls)
-        }
-        values["charge"][:] = Charge.MARK
-        values["row"][:] = -1
-        values["edge_source"] = np.zeros(0, dtype=np.int64)
-        values["edge_target"] = np.zeros(0, dtype=np.int64)
-        return cls(**values)  # type: ignore[arg-type]  # each column has its own dtype
+
+        def zeros() -> Ints:
+            return np.zeros(num_ops, dtype=np.int64)
+
+        return cls(
+            stream=zeros(),
+            charge=np.full(num_ops, int(Charge.MARK), dtype=np.int64),
+            op_class=zeros(),
+            collective=zeros(),
+            axis=zeros(),
+            duration_s=np.zeros(num_ops),
+            sigma_log=np.zeros(num_ops),
+            row=np.full(num_ops, -1, dtype=np.int64),
+            edge_source=np.zeros(0, dtype=np.int64),
+            edge_target=np.zeros(0, dtype=np.int64),
+        )
 
 
 OP_COLUMNS = tuple(item.name for item in fields(Ops) if not item.name.startswith("edge_"))

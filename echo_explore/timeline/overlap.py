@@ -7,7 +7,8 @@ from echo_explore.graph import Collective
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
-from echo_explore.timeline.pipeline import Layout, StepProgram
+from echo_explore.timeline.layout import Layout
+from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Pairs, Times
 from echo_explore.timeline.schedules import BACKWARD, FORWARD
 
@@ -50,7 +51,7 @@ def disturbed_blocks(step: StepProgram, times: Times) -> Ints:
         mine = mine[np.argsort(times.start_s[mine], kind="stable")]
         blocks = bodies[step.layout.stage[bodies] == s]
         begin, finish = times.start_s[step.entry[blocks]], times.end_s[step.exit[blocks]]
-        # Transfers of a rank do not overlap each other: the last one to start before the block ends is the one to look at.
+        # Transfers of a rank never overlap: the last one to start before the block ends is the one to look at.
         before = np.searchsorted(times.start_s[mine], finish, side="left") - 1
         touches = (before >= 0) & (times.end_s[mine[np.maximum(before, 0)]] > begin)
         found.append(blocks[touches])

@@ -32,7 +32,7 @@ _THREADS = {
 }
 
 
-def write_perfetto(timeline: StepTimeline, path: str | Path) -> Path:
+def write_perfetto(path: str | Path, timeline: StepTimeline, *, title: str = "") -> Path:
     """The absolute path of a trace file of the spans of `timeline`, written to a temporary name and renamed.
 
     One process a rank class, one thread a stream. All forwards, backwards and transfers are there; the kernels inside
@@ -40,8 +40,9 @@ def write_perfetto(timeline: StepTimeline, path: str | Path) -> Path:
     metadata says so.
 
     Args:
-        timeline: simulated with `record_spans`.
         path: ends in `.json` or `.json.gz`.
+        timeline: simulated with `record_spans`.
+        title: what it shows, for the metadata.
 
     Raises:
         SpecError: no spans, another ending, or a path that cannot be written.
@@ -51,7 +52,7 @@ def write_perfetto(timeline: StepTimeline, path: str | Path) -> Path:
         raise SpecError("spans", "none", "a trace needs the spans of the timeline", "simulate with record_spans=True")
     if not target.name.endswith((".json", ".json.gz")):
         raise SpecError("timeline", target.name, "must end in .json or .json.gz", f"write {target.stem}.json")
-    data = json.dumps(trace_object(timeline), separators=(",", ":"), allow_nan=False).encode()
+    data = json.dumps(trace_object(timeline, title=title), separators=(",", ":"), allow_nan=False).encode()
     try:
         write_atomic(target, gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
     except OSError as error:
@@ -61,7 +62,7 @@ def write_perfetto(timeline: StepTimeline, path: str | Path) -> Path:
     return target
 
 
-def trace_object(timeline: StepTimeline) -> dict[str, Any]:
+def trace_object(timeline: StepTimeline, *, title: str = "") -> dict[str, Any]:
     """The trace as a JSON value: `traceEvents`, and what it leaves out in `otherData`."""
     spans = timeline.spans
     left_out = 0
@@ -73,6 +74,7 @@ def trace_object(timeline: StepTimeline) -> dict[str, Any]:
         "traceEvents": [*_names(timeline), *(_event(span) for span in spans)],
         "displayTimeUnit": "ms",
         "otherData": {
+            "title": title,
             "step_time_s": timeline.step_time_s,
             "critical_class": timeline.critical_class,
             "num_rank_classes": timeline.num_rank_classes,

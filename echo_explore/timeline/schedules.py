@@ -38,8 +38,8 @@ class StageOrder:
 def num_warm_up_forwards(*, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int) -> int:
     """Forwards that the stage runs before its first backward.
 
-    With p stages, v chunks a stage and m micro-batches, stage r: p - r - 1 for v = 1, else 2 (p - r - 1) + (v - 1) p; m v
-    at most. Valid for p >= 1.
+    With p stages, v chunks a stage, m micro-batches, on stage r: p - r - 1 for v = 1, else 2 (p - r - 1) + (v - 1) p;
+    m v at most. Valid for p >= 1.
     """
     behind = pipeline_parallel - rank - 1
     wanted = behind if virtual_pipeline == 1 else 2 * behind + (virtual_pipeline - 1) * pipeline_parallel
@@ -99,17 +99,21 @@ def stage_order(*, pipeline_parallel: int, virtual_pipeline: int, num_micro_batc
         num_micro_batches=num_micro_batches,
         rank=rank,
     )
-    # Forward k lies at 2k - warm_up once backwards alternate with it, at k before; backward k behind forward k + warm_up.
+    # Forward k lies at k, at 2k - warm_up once backwards alternate with it; backward k behind forward k + warm_up.
     forward_at = np.where(number < warm_up, number, 2 * number - warm_up)
     backward_at = np.where(number < total - warm_up, warm_up + 2 * number + 1, total + number)
-    columns = [np.empty(2 * total, dtype=np.int64) for _ in range(3)]
-    last = virtual_pipeline - 1
-    for column, forward, backward in zip(
-        columns, (FORWARD, micro_batch, chunk), (BACKWARD, micro_batch, last - chunk), strict=True
-    ):
+
+    def merged(forward: Ints, backward: Ints) -> Ints:
+        column = np.empty(2 * total, dtype=np.int64)
         column[forward_at] = forward
         column[backward_at] = backward
-    return StageOrder(phase=columns[0], micro_batch=columns[1], chunk=columns[2])
+        return column
+
+    return StageOrder(
+        phase=merged(np.full(total, FORWARD), np.full(total, BACKWARD)),
+        micro_batch=merged(micro_batch, micro_batch),
+        chunk=merged(chunk, virtual_pipeline - 1 - chunk),
+    )
 
 
 def schedule_order(

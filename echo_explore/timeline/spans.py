@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_explore.graph import Collective
-from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Times
@@ -37,7 +36,7 @@ class Span:
     end_s: float
 
 
-def spans_of(job: PipelineJob, step: StepProgram, times: Times) -> tuple[Span, ...]:
+def spans_of(step: StepProgram, times: Times) -> tuple[Span, ...]:
     """All ops that took time, by rank class, stream and start."""
     program, layout = step.program, step.layout
     rows = np.flatnonzero(times.end_s > times.start_s)

@@ -13,9 +13,10 @@ from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.checks import check_job
 from echo_explore.timeline.folding import Period, find_period, trial_lengths
 from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.layout import lay_out
 from echo_explore.timeline.ops import Stream
 from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive
-from echo_explore.timeline.pipeline import StepProgram, build_step, lay_out
+from echo_explore.timeline.pipeline import StepProgram, build_step
 from echo_explore.timeline.ports import InterferenceModel
 from echo_explore.timeline.program import Pairs, Times, checked_pairs, rank_ops, run_program
 from echo_explore.timeline.spans import Span, spans_of
@@ -27,8 +28,8 @@ class StepTimeline:
 
     Attributes:
         step_time_s: until the last rank class has finished.
-        breakdown: seconds of the critical class by key; `recompute_s` and `interference_s` are parts of `compute_s`, the
-            others add up to step_time_s.
+        breakdown: seconds of the critical class by key; `recompute_s` and `interference_s` are parts of `compute_s`,
+            the others add up to step_time_s.
         step_sigma_log: standard deviation of the log of step_time_s, from those of the parts.
         critical_class: the rank class that finishes last, the lowest on ties.
         classes: times of every rank class.
@@ -72,16 +73,16 @@ def simulate_step(
     """The timeline of one step.
 
     With `fold`, forwards and backwards that no data-parallel traffic can disturb run as one op each, measured once, and
-    micro-batches of a proven steady state are counted instead of run. Without it every op of every micro-batch runs. Both
-    give the same numbers.
+    micro-batches of a proven steady state are counted instead of run. Without it every op of every micro-batch runs.
+    Both give the same numbers.
 
     Args:
         job: the step.
         interference: mutual slowdown of kernels and collectives.
         fidelity: "kernel": ops as traced; "block": kernels between communications as one op.
         fold: use the repetition in the step.
-        record_spans: keep what ran when: all blocks and transfers, and the rows of the first forward and backward of
-            every chunk; runs all micro-batches.
+        record_spans: also keep what ran when, from a further run: all blocks and transfers of all micro-batches, and
+            the rows of the first forward and backward of every chunk and of those beside data-parallel traffic.
 
     Raises:
         SpecError: the job or the interference table is not well formed.
@@ -91,12 +92,12 @@ def simulate_step(
     check_job(job)
     pairs = checked_pairs(interference)
     blocks = prepare_blocks(job, pairs, fidelity)
-    if not fold:
-        run = _run_all_rows(job, blocks, pairs)
-        period = None
-    else:
-        run, period = _run_folded(job, blocks, pairs, record_spans=record_spans)
-    return _summarise(job, run, period, blocks.num_simulated_ops, record_spans=record_spans)
+    run, period = _run_folded(job, blocks, pairs) if fold else (_run_all_rows(job, blocks, pairs), None)
+    spans: tuple[Span, ...] = ()
+    if record_spans:
+        shown = _run_collapsed(job, blocks, pairs, job.num_micro_batches, detail_first=True)
+        spans = spans_of(shown.step, shown.times)
+    return _summarise(job, run, period, blocks.num_simulated_ops, spans)
 
 
 def _run_all_rows(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> _Run:
@@ -105,11 +106,10 @@ def _run_all_rows(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> _Run:
     return _Run(step=step, times=run_program(step.program, pairs), num_ops=step.program.ops.num_ops)
 
 
-def _run_folded(job: PipelineJob, blocks: Blocks, pairs: Pairs, *, record_spans: bool) -> tuple[_Run, Period | None]:
+def _run_folded(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> tuple[_Run, Period | None]:
     num_ops = 0
-    lengths = [job.num_micro_batches] if record_spans else trial_lengths(job)
-    for num_micro_batches in lengths:
-        run = _run_collapsed(job, blocks, pairs, num_micro_batches, record_spans=record_spans)
+    for num_micro_batches in trial_lengths(job):
+        run = _run_collapsed(job, blocks, pairs, num_micro_batches)
         num_ops += run.num_ops
         run = _Run(step=run.step, times=run.times, num_ops=num_ops)
         if num_micro_batches == job.num_micro_batches:
@@ -121,7 +121,7 @@ def _run_folded(job: PipelineJob, blocks: Blocks, pairs: Pairs, *, record_spans:
 
 
 def _run_collapsed(
-    job: PipelineJob, blocks: Blocks, pairs: Pairs, num_micro_batches: int, *, record_spans: bool
+    job: PipelineJob, blocks: Blocks, pairs: Pairs, num_micro_batches: int, *, detail_first: bool = False
 ) -> _Run:
     """A run in which every block that a data-parallel transfer touches has its rows, if that can make a difference.
 
@@ -130,7 +130,7 @@ def _run_collapsed(
     layout = lay_out(job, num_micro_batches)
     sensitive = is_sensitive(job, blocks, pairs)
     is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout)
-    if record_spans:
+    if detail_first:
         is_expanded[layout.at[..., 0]] = True
     num_ops = 0
     while True:
@@ -145,7 +145,7 @@ def _run_collapsed(
 
 
 def _summarise(
-    job: PipelineJob, run: _Run, period: Period | None, num_measured_ops: int, *, record_spans: bool
+    job: PipelineJob, run: _Run, period: Period | None, num_measured_ops: int, spans: tuple[Span, ...]
 ) -> StepTimeline:
     program, times = run.step.program, run.times
     num_stages = len(job.stages)
@@ -175,7 +175,7 @@ def _summarise(
         num_simulated_ops=run.num_ops + num_measured_ops,
         num_rank_classes=num_stages,
         num_simulated_micro_batches=num_run,
-        spans=spans_of(job, run.step, times) if record_spans else (),
+        spans=spans,
     )
 
 

@@ -12,13 +12,13 @@ from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, Charge, Ops, Str
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Template:
-    """Ops that a stage runs one after the other, to be copied into a program; the first op is its entry, the last its exit.
+    """Ops that a stage runs, to be copied into a program; the first op is its entry, the last its exit.
 
     Attributes:
         ops: op indices in edges count from the first op of the template.
         first_op: (num_rows,) op of a row, or of the next row that has one.
-        done_op: (num_rows,) op of the compute stream that ends when all rows up to this one have been issued and, as far
-            as the compute stream waits for them, are done.
+        done_op: (num_rows,) op of the compute stream that ends when all rows up to this one have been issued and, as
+            far as the compute stream waits for them, are done.
         charges: of a `Charge.BODY` op, else None.
         source: the graph whose rows `ops.row` names.
     """

@@ -20,7 +20,7 @@ def forward_only(items: list[Item], *, host_launch_s: float = 0.0, slow: float =
     return simulate_step(job, interference=interference(slow, 1.0), fidelity="kernel")
 
 
-def nonzero(step: StepTimeline) -> dict[str, float]:
+def nonzero(step: StepTimeline) -> dict[str, object]:
     return {key: pytest.approx(value) for key, value in step.breakdown.items() if abs(value) > 1e-12}
 
 
@@ -112,7 +112,7 @@ def test_epilogues_of_first_and_last_stage_meet() -> None:
     assert step.stage_finish_s == pytest.approx((12.75,) * 3)
     assert step.critical_class == 0
     lonely = (stages[0], stages[1], replace(stages[2], epilogue=ends[1]))
-    with pytest.raises(SpecError, match="collectives over EMBEDDING must be as many on each of the stages"):
+    with pytest.raises(SpecError, match="collectives over EMBEDDING must be as many on each of stages"):
         simulate_step(replace(job, stages=lonely), interference=interference(), fidelity="kernel")
 
 

@@ -1,6 +1,7 @@
 """The engine: numba equals Python on random programs, and both obey the rules that they claim."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -72,10 +73,10 @@ def test_numba_equals_python(one: Program, slow: tuple[float, float]) -> None:
 
 
 def work_done(one: Program, times: Times, table: Pairs) -> Floats:
-    """(num_ops,) seconds of undisturbed work in the interval of every op, by brute force over all instants of change."""
+    """(num_ops,) seconds of undisturbed work in the interval of every op, by brute force over instants of change."""
     cuts = np.unique(np.concatenate([times.start_s, times.end_s]))
     work = np.zeros(one.ops.num_ops)
-    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+    for low, high in pairwise(cuts.tolist()):
         middle = (low + high) / 2
         runs = np.flatnonzero((times.start_s < middle) & (times.end_s > middle))
         for op in runs:

@@ -38,7 +38,7 @@ def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_file_parses_and_covers_the_step(tmp_path: Path, name: str) -> None:
     step = timeline()
-    path = write_perfetto(step, tmp_path / name)
+    path = write_perfetto(tmp_path / name, step, title="two stages")
     data = path.read_bytes()
     trace = json.loads(gzip.decompress(data) if name.endswith("gz") else data)
     events = complete(trace)
@@ -49,6 +49,7 @@ def test_file_parses_and_covers_the_step(tmp_path: Path, name: str) -> None:
     assert {"forward 7", "backward 39", "send forward 3", "gradient bucket 0", "all_reduce m0"} & names
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert trace["otherData"]["step_time_s"] == step.step_time_s
+    assert trace["otherData"]["title"] == "two stages"
 
 
 def test_threads_do_not_overlap_and_all_micro_batches_are_there() -> None:
@@ -72,8 +73,8 @@ def test_too_many_events_leave_details_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="needs the spans"):
-        write_perfetto(timeline(record_spans=False), tmp_path / "t.json")
+        write_perfetto(tmp_path / "t.json", timeline(record_spans=False))
     with pytest.raises(SpecError, match=r"must end in \.json or \.json\.gz"):
-        write_perfetto(timeline(), tmp_path / "t.txt")
+        write_perfetto(tmp_path / "t.txt", timeline())
     with pytest.raises(SpecError, match="cannot be written"):
-        write_perfetto(timeline(), tmp_path / "missing" / "t.json")
+        write_perfetto(tmp_path / "missing" / "t.json", timeline())

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_explore.graph import Collective
 from echo_explore.testing.strategies import (
     equal_stages_job,
     interference,
     pipeline_jobs,
-    timed_graph,
 )
-from echo_explore.timeline import BREAKDOWN_KEYS, PipelineJob, StepTimeline, simulate_step
+from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, StepTimeline, simulate_step
 
 PARTS = ("recompute_s", "interference_s")
 NONE = interference()
@@ -101,7 +101,7 @@ def test_breakdown_adds_up(job: PipelineJob, slow: tuple[float, float]) -> None:
 @given(job=pipeline_jobs())
 def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
     step = simulate_step(job, interference=NONE, fidelity="kernel")
-    busiest = max(max(times.busy_s.values()) for times in step.classes if True)
+    busiest = max(max(times.busy_s.values()) for times in step.classes)
     compute = max(times.busy_s["compute"] for times in step.classes)
     serial = sum(sum(times.busy_s.values()) for times in step.classes)
     launches = sum(
@@ -115,9 +115,6 @@ def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
 
 
 def test_interference_slows_overlapped_buckets_only() -> None:
-    from echo_explore.graph import Collective
-    from echo_explore.timeline import GradientBucket
-
     bucket = GradientBucket(
         collective=Collective.ALL_REDUCE, message_bytes=1.0, time_s=1.0, sigma_log=0.1, ready_after=0
     )
@@ -135,7 +132,3 @@ def test_interference_slows_overlapped_buckets_only() -> None:
     off = simulate_step(replace(job, overlap_grad_reduce=False), interference=interference(1.5, 1.2), fidelity="kernel")
     assert off.step_time_s == pytest.approx(7.0)
     assert off.breakdown["data_s"] == pytest.approx(1.0)
-
-
-def test_empty_epilogue_and_timed_graph() -> None:
-    assert timed_graph([]).graph.num_ops == 0
