@@ -1,5 +1,6 @@
 """Measured runs become candidates by framework, date, flags and dimensions."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,3 +166,12 @@ def test_names_decide_nothing(name: str, family: str, source: str) -> None:
     other: Any = map_row(row(id=name, family=family, source=source))
     assert other == original
     assert other.hash == original.hash
+
+
+def test_the_tables_of_rules_are_in_the_documents() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "validation.md").read_text(encoding="utf-8")
+    for rule in CLUSTER_RULES:
+        pattern = rule.gpu.replace("|", "\\|")
+        assert any(line.startswith(f"| `{pattern}` |") and rule.why in line for line in text.splitlines()), rule
+    for stack in STACK_RULES:
+        assert stack.stack is None or f"`{stack.stack}`" in text
