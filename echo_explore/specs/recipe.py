@@ -78,7 +78,7 @@ class StackProfile(StrictModel):
     overlap_p2p: bool
     gradient_accumulation_fusion: bool
     dropout: float = Field(ge=0.0, lt=1.0)
-    layer_split_rule: Literal["none", "first-last-light", "balanced", "remainder-first"] = "none"
+    layer_split_rule: Literal["none", "first-last-light", "balanced", "remainder-first", "by-compute"] = "none"
     cuda_graphs: bool = False
     host_launch_s: Seconds = Field(alias="host_launch")
     host_step_s: Seconds = Field(alias="host_step")

@@ -14,7 +14,8 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
         rule: of the stack, for layers that pp * vpp does not divide: `none` refuses; `balanced` counts embedding and
             loss as a layer each, so the first and the last chunk hold one less where the sum divides (Megatron's
             account_for_embedding_in_pipeline_split); `first-last-light` gives the shortfall to the first and last
-            chunks; `remainder-first` gives the surplus layers to the first chunks.
+            chunks; `remainder-first` gives the surplus layers to the first chunks. `by-compute` splits always, by
+            matrix sizes of layers and output layer (nanotron).
 
     Raises:
         SpecError: the layers do not divide and there is neither a split nor a rule.
@@ -29,6 +30,8 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
                 "correct the list",
             )
         return layout.layer_split
+    if rule == "by-compute":
+        return _by_compute(model, chunks)
     each, rest = divmod(layers, chunks)
     if rest == 0:
         return (each,) * chunks
@@ -45,6 +48,23 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
         f"is not divisible by pp*vpp = {chunks} and the stack has no rule for it",
         f"choose a pp*vpp that divides {layers}, or give --layer-split",
     )
+
+
+def _by_compute(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Blocks go to a chunk until their cumulative cost passes its share of the total; the last one over stays.
+
+    A layer costs 4 a d h + 3 f h, the output layer V h, the rest nothing (nanotron 0.4, 2024, models/base.py and
+    models/llama.py, get_block_compute_costs).
+    """
+    hidden, matrices = model.hidden_size, 3 if model.activation == "swiglu" else 2
+    layer = 4 * model.num_attention_heads * model.head_dim * hidden + matrices * model.ffn_hidden_size * hidden
+    total = model.num_layers * layer + model.vocab_size * hidden
+    split, chunk = [0] * chunks, 0
+    for number in range(1, model.num_layers + 1):
+        split[chunk] += 1
+        if number * layer > total * ((chunk + 1) / chunks):
+            chunk += 1
+    return tuple(split)
 
 
 def _light_ends(layers: int, chunks: int) -> tuple[int, ...]:
