@@ -140,6 +140,7 @@ def _gemm(table: _Table) -> GemmCoefficients:
         combine_exponent=table.number("combine_exponent", low=1.0),
         isolated_rate_fraction=table.share("isolated_rate_fraction"),
         sustained_rate_fraction=table.share("sustained_rate_fraction"),
+        unaligned_slowdown=table.number("unaligned_slowdown", low=1.0),
         sigma_log=table.number("sigma_log", above=True),
     )
 

@@ -29,9 +29,9 @@ ACCUMULATOR_BYTES = 4.0
 ALIGNMENT_BYTES = 16.0
 """Rows of a multiple of 16 bytes load at full width: NVIDIA DU-09799-001 (February 2023), section 2.2, table 1."""
 UNALIGNED_SLOWDOWN = 2.0
-"""Main loop with odd row lengths over aligned ones, on A100: padding GPT-2's vocabulary from 50,257 to 50,304 sped the
-whole step up by about 25 % (A. Karpathy, nanoGPT, February 2023) where the output projection is 27 % of the FLOP:
-0.73 + 0.27 x = 1.25 to 1.33 gives x = 1.9 to 2.2."""
+"""Tensor cores: main loop with odd row lengths over aligned ones, on A100. Padding GPT-2's vocabulary from 50,257 to
+50,304 sped the whole step up by about 25 % (A. Karpathy, nanoGPT, February 2023) where the output projection is 27 % of
+the FLOP: 0.73 + 0.27 x = 1.25 to 1.33 gives x = 1.9 to 2.2."""
 # Approximation: alignments to 8 and 4 bytes lie between in equal ratios; no table has such shapes, direction unknown.
 
 
@@ -52,6 +52,7 @@ class GemmCoefficients:
         combine_exponent: p, 1 or more.
         isolated_rate_fraction: c of a single kernel at high clocks.
         sustained_rate_fraction: c in a training step.
+        unaligned_slowdown: factor on the main loop of rows of the worst alignment; 1 for CUDA cores.
         sigma_log: standard deviation of the log of measured over predicted on shapes left out of the fit.
     """
 
@@ -67,6 +68,7 @@ class GemmCoefficients:
     combine_exponent: float
     isolated_rate_fraction: float
     sustained_rate_fraction: float
+    unaligned_slowdown: float
     sigma_log: float
 
 
@@ -100,10 +102,11 @@ def combine(first_s: Floats, second_s: Floats, exponent: float) -> Floats:
     return result
 
 
-def alignment_slowdown(n: Floats, k: Floats, element_bytes: float) -> Floats:
-    """Factor on the main loop, 1 to 2, for rows that are no multiple of 16 bytes.
+def alignment_slowdown(n: Floats, k: Floats, element_bytes: float, worst_slowdown: float) -> Floats:
+    """Factor on the main loop, 1 to `worst_slowdown`, for rows that are no multiple of 16 bytes.
 
-    2^(j / log2(16 / e)) where j counts the halvings of 16 bytes that the worse of n and k still misses, e = element_bytes.
+    worst_slowdown^(j / log2(16 / e)) where e is element_bytes and j counts the halvings of 16 bytes that the
+    worse of n and k still misses.
     """
     full = max(1.0, ALIGNMENT_BYTES / element_bytes)
     worst = np.zeros_like(n)
@@ -115,7 +118,7 @@ def alignment_slowdown(n: Floats, k: Floats, element_bytes: float) -> Floats:
             width /= 2.0
         worst = np.maximum(worst, missing)
     steps = max(1.0, np.log2(full))
-    return np.asarray(UNALIGNED_SLOWDOWN ** (worst / steps), dtype=np.float64)
+    return np.asarray(worst_slowdown ** (worst / steps), dtype=np.float64)
 
 
 def gemm_time_s(
@@ -139,7 +142,7 @@ def gemm_time_s(
     """
     batch, m, n, k = (shape[:, i] for i in range(4))
     c = coefficients
-    slowdown = alignment_slowdown(n, k, element_bytes)
+    slowdown = alignment_slowdown(n, k, element_bytes, c.unaligned_slowdown)
     tiles = np.ceil(m[:, None] / c.tile_rows) * np.ceil(n[:, None] / c.tile_columns) * batch[:, None]
     depth = np.ceil(k[:, None] / SPLITS / K_STEP) * K_STEP
     area_s = (

@@ -13,12 +13,11 @@ from echo_explore.compute.coefficients import (
     SUBSTITUTES,
     Calibration,
     DeviceCoefficients,
-    StreamCoefficients,
     load_calibration,
     shipped_calibration,
 )
 from echo_explore.compute.gemm import Floats, GemmCoefficients, Machine, gemm_time_s
-from echo_explore.compute.streaming import stream_time_s
+from echo_explore.compute.streaming import StreamCoefficients, stream_time_s
 from echo_explore.compute.times import KernelTimes
 from echo_explore.core import MissingCalibration
 from echo_explore.graph import DTYPE_BYTES, DType, ExecutionGraph, OpClass, Phase
@@ -280,6 +279,10 @@ class RooflineModel:
     def calibration(self) -> Calibration:
         """The coefficients."""
         return self._calibration
+
+    def covers(self, device: DeviceSpec) -> bool:
+        """Whether the coefficients know the device, so that it is not priced from its specification alone."""
+        return device.calibration in self._calibration.devices
 
     def kernel_times(self, graph: ExecutionGraph, device: DeviceSpec, stack: StackProfile) -> KernelTimes:
         """Seconds of every compute row alone; 0 for other rows.

@@ -26,7 +26,7 @@ class StreamCoefficients:
 
 
 def stream_time_s(
-    num_bytes: Floats, floor_s: Floats, bandwidth_fraction: Floats, bandwidth_bytes_per_s: float
+    num_bytes: Floats, floor_s: float, bandwidth_fraction: Floats, bandwidth_bytes_per_s: float
 ) -> Floats:
     """(num_rows,) seconds; see the module."""
     return floor_s + num_bytes / (bandwidth_bytes_per_s * bandwidth_fraction)
