@@ -1,6 +1,6 @@
 """How a job trains: batch, sequence, precision, recomputation, and what the software stack does by default."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,22 @@ Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "fused"]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved"]
+OpClassName = Literal[
+    "gemm",
+    "attention",
+    "norm",
+    "softmax",
+    "elementwise",
+    "reduction",
+    "embedding",
+    "cross_entropy",
+    "copy",
+    "optimizer",
+    "rope",
+    "grouped_gemm",
+    "permute",
+]
+"""Families of kernels, as `graph.OpClass` names them."""
 
 
 class TrainingRecipe(StrictModel):
@@ -85,7 +101,7 @@ class StackProfile(StrictModel):
     nccl_version: str
     bucket_elements: int = Field(default=40_000_000, ge=1)
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compute_scale: dict[str, float] = Field(default_factory=dict)
+    compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
     memory: MemorySpec
 
     def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:

@@ -35,6 +35,7 @@ class OverlapFlags:
         cuda_graphs: whole iterations or whole layers run from CUDA graphs.
         in_network_reduction: the switches between hosts reduce (SHARP).
         fused_norm: the norm is one kernel.
+        first_flash: the fused attention kernel is FlashAttention 1, not 2.
         offload: activations are moved to host memory.
     """
 
@@ -43,6 +44,7 @@ class OverlapFlags:
     cuda_graphs: bool = False
     in_network_reduction: bool = False
     fused_norm: bool | None = None
+    first_flash: bool = False
     offload: bool = False
 
 
@@ -287,6 +289,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         cuda_graphs="full_iteration" in words or "layer_cuda_graph" in words,
         in_network_reduction="sharp" in words,
         fused_norm=norm,
+        first_flash="flash_attentionv1" in words,
         offload="offload" in words,
     )
 

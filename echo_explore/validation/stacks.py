@@ -45,6 +45,21 @@ STACK_RULES = (
 """Every framework that measured tables name; first match wins. MLPerf rows name containers, all of which run NeMo."""
 
 
+FIRST_FLASH_SCALE = 2.0
+"""Time of FlashAttention 1 over FlashAttention 2 ("around 2x": arXiv 2307.08691 (2023), abstract)."""
+
+
+def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
+    """The profile with what the run's flags change in it."""
+    update: dict[str, object] = {}
+    if row.overlap.cuda_graphs:
+        update["cuda_graphs"] = True
+    if row.overlap.first_flash:
+        scale = profile.compute_scale.get("attention", 1.0) * FIRST_FLASH_SCALE
+        update["compute_scale"] = profile.compute_scale | {"attention": scale}
+    return profile.model_copy(update=update)
+
+
 def stack_of(row: MeasuredRow) -> StackProfile | str:
     """The stack profile of the run, with what its flags say; or why there is none."""
     for rule in STACK_RULES:
@@ -54,6 +69,5 @@ def stack_of(row: MeasuredRow) -> StackProfile | str:
             continue
         if rule.stack is None:
             return rule.reason
-        profile = load_stack(rule.stack)
-        return profile.model_copy(update={"cuda_graphs": True}) if row.overlap.cuda_graphs else profile
+        return _with_flags(load_stack(rule.stack), row)
     return f"framework {row.framework!r} has no stack profile"

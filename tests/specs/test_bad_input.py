@@ -1,12 +1,15 @@
 """What is wrong with a file or an argument is told in one line: field, value, rule, fix."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from echo_explore.core import SpecError, UnitError
 from echo_explore.core.home import find_data_file
+from echo_explore.graph.kinds import OpClass
 from echo_explore.specs import ParallelConfig, load_cluster, load_model, load_space, load_stack, parse_layout
+from echo_explore.specs.recipe import OpClassName
 
 CLUSTER = "h100-ndr"
 
@@ -322,3 +325,21 @@ def test_a_unit_error_is_a_spec_error_with_its_parts(tmp_path: Path) -> None:
 def test_sequence_parallel_without_tensor_parallel_is_the_same_point() -> None:
     assert ParallelConfig(sequence_parallel=True) == ParallelConfig()
     assert parse_layout("tp=1,sp=1") == parse_layout("tp=1")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compute_scale = { atention = 2.0 }", "megatron-core.toml: compute_scale.atention"),
+        ("compute_scale = { attention = 0.0 }", "megatron-core.toml: compute_scale.attention = 0.0: must be above 0.0"),
+        ('compute_scale = { attention = "2" }', "megatron-core.toml: compute_scale.attention = '2': must be a number"),
+    ],
+)
+def test_stack_file(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load_stack(changed(tmp_path, "stacks", "megatron-core", "dropout", f"dropout = 0.0\n{line}"))
+    assert str(error.value).startswith(message)
+
+
+def test_op_classes_are_those_of_the_graph() -> None:
+    assert set(get_args(OpClassName)) == {op.name.lower() for op in OpClass} - {"none"}

@@ -111,6 +111,7 @@ def test_sharding(text: str, meaning: str) -> None:
         ("LAYER_CUDA_GRAPH,SHARP vboost", OverlapFlags(cuda_graphs=True, in_network_reduction=True)),
         ("kernel=flash_attention2 + RMS kernel", OverlapFlags(fused_norm=True)),
         ("kernel=torch; unfused RMSNorm", OverlapFlags(fused_norm=False)),
+        ("kernel=flash_attentionv1.0.8", OverlapFlags(first_flash=True)),
         ("act cpu offload 20 layers", OverlapFlags(offload=True)),
     ],
 )
