@@ -25,6 +25,7 @@ OpClassName = Literal[
     "rope",
     "grouped_gemm",
     "permute",
+    "other",
 ]
 """Families of kernels, as `graph.OpClass` names them."""
 
