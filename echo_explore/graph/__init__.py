@@ -3,6 +3,7 @@
 from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces, forward_graph
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
+from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
 from echo_explore.graph.timed import TimedGraph
 from echo_explore.graph.trace import Parameter, Piece, Trace
 
@@ -26,4 +27,8 @@ __all__ = [
     "chunk_pieces",
     "concatenate",
     "forward_graph",
+    "load_graph",
+    "load_trace",
+    "save_graph",
+    "save_trace",
 ]

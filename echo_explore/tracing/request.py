@@ -40,9 +40,20 @@ class TraceRequest:
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
         return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
 
+    def to_json(self) -> dict[str, Any]:
+        """A plain JSON value from which `request_from_json` makes it again."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"} | {
+            "model": self.model.model_dump_json()
+        }
+
     def key(self, framework_versions: dict[str, str]) -> str:
         """The trace key under the given versions of torch and framework."""
         return content_hash([self.canonical(), framework_versions], num_hex=32)
+
+
+def request_from_json(value: dict[str, Any]) -> TraceRequest:
+    """The request of which `to_json` made `value`."""
+    return TraceRequest(**value | {"model": ModelSpec.model_validate_json(value["model"])})
 
 
 def request_of(candidate: Candidate) -> TraceRequest:

@@ -1,0 +1,92 @@
+"""The tracing process: `python -m echo_explore.tracing.child`, started by `TraceService` only.
+
+Requests come on stdin, answers go to the stdout it was started with; everything printed meanwhile goes to stderr. It ends
+when stdin does, and when its parent is gone.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from echo_explore.core import EchoError, MissingExtra
+from echo_explore.tracing import wire
+
+_PARENT_CHECK_S = 1.0
+
+
+def _prepare(_: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.tracing import runtime
+
+    return {"prepare_s": runtime.prepare()}
+
+
+def _trace(request: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.graph import save_trace
+    from echo_explore.tracing import runtime
+
+    prepare_s = runtime.prepare()
+    from echo_explore.tracing.megatron_pieces import trace_pieces
+    from echo_explore.tracing.request import request_from_json
+
+    started = time.perf_counter()
+    trace = trace_pieces(request_from_json(request["request"]), runtime.versions())
+    save_trace(Path(request["path"]), trace)
+    return {"key": trace.key, "trace_s": time.perf_counter() - started, "prepare_s": prepare_s}
+
+
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"prepare": _prepare, "trace": _trace}
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"id": request["id"], "ok": OPERATIONS[request["operation"]](request["arguments"])}
+    except MissingExtra as error:
+        return {"id": request["id"], "missing_extra": [error.what, error.extra]}
+    except EchoError as error:
+        return {"id": request["id"], "error": str(error)}
+    except (ImportError, ModuleNotFoundError) as error:
+        return {"id": request["id"], "error": f"import = {error.name}: {error}; fix: pip install 'echo-explore[trace]'"}
+    except Exception as error:  # whatever a framework raises: the caller gets one line, stderr the rest
+        traceback.print_exc()
+        text = (str(error).strip() or "no message").splitlines()[0]
+        return {"id": request["id"], "error": f"the framework raised {type(error).__name__}: {text}"}
+
+
+def _read_requests(descriptor: int, requests: "queue.Queue[dict[str, Any]]") -> None:
+    while True:
+        try:
+            requests.put(wire.receive(descriptor))
+        except wire.Closed:
+            os._exit(0)  # the caller has gone: whatever runs is of no use
+
+
+def _watch_parent(parent: int) -> None:
+    while True:  # end of file is not enough: a fork of the caller may hold the pipe open
+        time.sleep(_PARENT_CHECK_S)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+def main() -> None:
+    """Serve requests until the caller goes."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(0, requests), daemon=True).start()
+    while True:
+        try:
+            wire.send(answers, _answer(requests.get()))
+        except wire.Closed:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Operators that stand for kernels whose libraries need a GPU: flash attention, Megatron's softmax and weight-gradient
+extensions, Transformer Engine's rotary embedding, apex's multi-tensor kernels. Each is one row of the graph.
+"""
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+_SCHEMAS = (
+    "flash_attention(Tensor query, Tensor key, Tensor value, float dropout, bool causal, float scale)"
+    " -> (Tensor, Tensor, Tensor)",
+    "flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor rng,"
+    " float dropout, bool causal, float scale) -> (Tensor, Tensor, Tensor)",
+    "scaled_causal_softmax(Tensor scores, float scale) -> Tensor",
+    "scaled_causal_softmax_backward(Tensor(a!) grad, Tensor probabilities, float scale) -> ()",
+    "wgrad_gemm_accumulate(Tensor input, Tensor grad, Tensor(a!) main_grad) -> ()",
+    "rope(Tensor input, Tensor angles) -> Tensor",
+    "rope_backward(Tensor grad, Tensor angles) -> Tensor",
+    "multi_tensor_l2norm(Tensor[] tensors) -> Tensor",
+    "multi_tensor_scale(Tensor[] sources, Tensor(a!)[] targets, float scale) -> ()",
+)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    seq_q, batch, heads, _ = query.shape
+    lse = query.new_empty((batch, heads, seq_q), dtype=torch.float32)
+    return query.new_empty(query.shape), lse, query.new_empty((2,), dtype=torch.int64)
+
+
+def _flash_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _like_first(tensor: Tensor, *_: Any) -> Tensor:
+    return tensor.new_empty(tensor.shape)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+_IMPLEMENTATIONS = {
+    "flash_attention": _flash,
+    "flash_attention_backward": _flash_backward,
+    "scaled_causal_softmax": _like_first,
+    "scaled_causal_softmax_backward": _nothing,
+    "wgrad_gemm_accumulate": _nothing,
+    "rope": _like_first,
+    "rope_backward": _like_first,
+    "multi_tensor_l2norm": lambda tensors: tensors[0].new_empty((1,), dtype=torch.float32),
+    "multi_tensor_scale": _nothing,
+}
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Make the operators known to torch; once in a process."""
+    if _libraries:
+        return
+    library = torch.library.Library("echo", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    for name, implementation in _IMPLEMENTATIONS.items():
+        library.impl(name, implementation, "Meta")
+    # rms_norm has a fused CUDA kernel and a composite form; a CPU build of torch knows only the composite one.
+    aten = torch.library.Library("aten", "IMPL")
+    aten.impl("_fused_rms_norm", _fused_rms_norm, "CUDA")
+    _libraries.extend((library, aten))
+
+
+def _fused_rms_norm(tensor: Tensor, shape: Any, weight: Any, eps: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(tensor), tensor.new_empty((*tensor.shape[: -len(shape)], *([1] * len(shape))), dtype=torch.float32)
+
+
+class FlashAttention(torch.autograd.Function):
+    """Attention of [seq, batch, heads, head_dim] inputs; saves q, k, v, out and log-sum-exp, as FlashAttention-2 does."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float
+    ) -> Tensor:
+        out, lse, rng = torch.ops.echo.flash_attention(query, key, value, dropout, causal, scale)
+        ctx.save_for_backward(query, key, value, out, lse, rng)
+        ctx.settings = (dropout, causal, scale)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override] # noqa: D102
+        grads = torch.ops.echo.flash_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
+        return (*grads, None, None, None)
+
+
+class Rope(torch.autograd.Function):
+    """Rotary embedding of [seq, batch, heads, head_dim] by the angles [seq, 1, 1, head_dim] in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, angles: Tensor) -> Tensor:  # noqa: D102
+        ctx.save_for_backward(angles)
+        return torch.ops.echo.rope(tensor, angles)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override] # noqa: D102
+        return torch.ops.echo.rope_backward(grad, *ctx.saved_tensors), None

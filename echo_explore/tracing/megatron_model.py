@@ -1,0 +1,278 @@
+"""Builds the real Megatron-core model of one rank from a description in plain values."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from echo_explore.core import TraceError
+from echo_explore.graph import Axis
+from echo_explore.specs import ModelSpec
+from echo_explore.tracing import fake_cluster
+from echo_explore.tracing.core_attention import FlashCoreAttention
+from echo_explore.tracing.request import TraceRequest
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DROPOUT = 0.1  # Megatron-LM's default of --hidden-dropout and --attention-dropout; any value above 0 gives the same kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Degrees of parallelism of a job, and the rank that is played."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+    rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the job."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How the parameters and the pipeline of a job are run; the defaults are those of a single stage without replicas."""
+
+    layers_of_chunks: tuple[int, ...] = ()
+    overlap_p2p: bool = False
+    distributed_optimizer: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    bucket_elements: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def start_cluster(degrees: Degrees) -> dict[str, Axis]:
+    """Be one rank of a fake cluster; the axis of every process group by its name."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    fake_cluster.start(degrees.rank, degrees.world_size)
+    parallel_state.initialize_model_parallel(
+        degrees.tensor,
+        degrees.pipeline,
+        degrees.virtual if degrees.virtual > 1 else None,
+        context_parallel_size=degrees.context,
+        expert_model_parallel_size=degrees.expert,
+        create_gloo_process_groups=False,
+    )
+    return _axes(parallel_state)
+
+
+def _axes(parallel_state: Any) -> dict[str, Axis]:
+    groups = {
+        Axis.TENSOR: [parallel_state.get_tensor_model_parallel_group()],
+        Axis.CONTEXT: [parallel_state.get_context_parallel_group()],
+        Axis.PIPELINE: [parallel_state.get_pipeline_model_parallel_group()],
+        Axis.MODEL: [parallel_state.get_model_parallel_group()],
+        Axis.EXPERT: [parallel_state.get_expert_model_parallel_group()],
+        Axis.EXPERT_DATA: [parallel_state.get_expert_data_parallel_group()],
+        Axis.EMBEDDING: [
+            parallel_state.get_embedding_group(check_initialized=False),
+            parallel_state.get_position_embedding_group(check_initialized=False),
+        ],
+        Axis.DATA: [
+            parallel_state.get_data_parallel_group(),
+            parallel_state.get_data_parallel_group(with_context_parallel=True),
+            parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True),
+        ],
+    }
+    return {group.group_name: axis for axis, listed in groups.items() for group in listed if group is not None and group.size() > 1}
+
+
+def _activation(model: ModelSpec) -> Any:
+    from megatron.core.activations import squared_relu
+
+    functional = torch.nn.functional
+    return {
+        "gelu": functional.gelu, "swiglu": functional.silu, "relu": functional.relu, "squared-relu": squared_relu,
+    }[model.activation]  # fmt: skip
+
+
+def _recompute(name: str) -> dict[str, Any]:
+    if name == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if name == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return {}
+
+
+def _unchanged(tensor: Any) -> Any:
+    """Instead of initialising weights, which a trace does not need."""
+    return tensor
+
+
+def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule: Schedule) -> Any:
+    """Megatron's TransformerConfig.
+
+    Raises:
+        TraceError: Megatron refuses it; the message is Megatron's.
+    """
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    model, fused = request.model, request.fusion == "fused"
+    dtype = DTYPES[request.precision]
+    gelu_or_swiglu = model.activation == "swiglu" or (model.activation == "gelu" and model.linear_bias)
+    rate = DROPOUT if request.dropout else 0.0
+    settings: dict[str, Any] = {
+        "num_layers": num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_key_value_heads,
+        "kv_channels": model.head_dim,
+        "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
+        "gated_linear_unit": model.activation == "swiglu",
+        "activation_func": _activation(model),
+        "add_bias_linear": model.linear_bias,
+        "add_qkv_bias": model.qkv_bias,
+        "qk_layernorm": model.qk_norm,
+        "hidden_dropout": rate,
+        "attention_dropout": rate,
+        "tensor_model_parallel_size": degrees.tensor,
+        "pipeline_model_parallel_size": degrees.pipeline,
+        "virtual_pipeline_model_parallel_size": degrees.virtual if degrees.virtual > 1 else None,
+        "context_parallel_size": degrees.context,
+        "expert_model_parallel_size": degrees.expert,
+        "sequence_parallel": request.sequence_parallel,
+        "bf16": request.precision == "bf16",
+        "fp16": request.precision == "fp16",
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "autocast_dtype": dtype,
+        "gradient_accumulation_fusion": request.gradient_accumulation_fusion,
+        "masked_softmax_fusion": fused,
+        "bias_activation_fusion": fused and gelu_or_swiglu,
+        "bias_dropout_fusion": fused,
+        "apply_rope_fusion": fused and model.position_embedding == "rope",
+        # Megatron's fused cross entropy casts its gradient to bf16, so only bf16 jobs can use it.
+        "cross_entropy_loss_fusion": fused and request.precision == "bf16",
+        "persist_layer_norm": False,
+        "init_method": _unchanged,
+        "output_layer_init_method": _unchanged,
+        "embedding_init_method": _unchanged,
+        "overlap_p2p_comm": schedule.overlap_p2p and degrees.virtual > 1,
+        "batch_p2p_comm": not (schedule.overlap_p2p and degrees.virtual > 1),
+        "batch_p2p_sync": False,
+        "deallocate_pipeline_outputs": True,
+    }
+    settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees) | dict(schedule.extra)
+    try:
+        return TransformerConfig(**settings)
+    except (AssertionError, ValueError, TypeError) as error:
+        raise TraceError(f"megatron-core refuses the configuration: {_first_line(error)}") from error
+
+
+def _layout(layers_of_chunks: tuple[int, ...], degrees: Degrees) -> dict[str, Any]:
+    """Megatron's own list of what each chunk holds, where the chunks are not equal."""
+    if len(set(layers_of_chunks)) <= 1:
+        return {}
+    chunks: list[list[str]] = [["decoder"] * count for count in layers_of_chunks]
+    chunks[0].insert(0, "embedding")
+    chunks[-1].append("loss")
+    return {"pipeline_model_parallel_layout": chunks}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _layer_spec(request: TraceRequest) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    normalization = "RMSNorm" if request.model.normalization == "rmsnorm" else None
+    spec = get_gpt_layer_local_spec(qk_layernorm=request.model.qk_norm, normalization=normalization)
+    if request.attention == "flash":
+        spec.submodules.self_attention.submodules.core_attention = FlashCoreAttention
+    return spec
+
+
+def build_chunks(request: TraceRequest, config: Any, degrees: Degrees, *, tied: bool) -> list[Any]:
+    """The GPTModels of this rank, one a virtual pipeline chunk, as Megatron builds them.
+
+    Args:
+        request: the model.
+        config: of `config_of`.
+        degrees: of the running cluster.
+        tied: input and output embedding share one matrix.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+
+    model, chunks = request.model, []
+    positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
+    for number in range(degrees.virtual):
+        stage = number if degrees.virtual > 1 else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chunk = GPTModel(
+                config,
+                _layer_spec(request),
+                model.padded_vocab_size(degrees.tensor),
+                model.max_sequence_length,
+                pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+                post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+                parallel_output=True,
+                share_embeddings_and_output_weights=tied,
+                position_embedding_type=positions[model.position_embedding],
+                vp_stage=stage,
+            )
+        chunks.append(chunk.cuda())
+    return chunks
+
+
+def wrap(chunks: list[Any], config: Any, schedule: Schedule) -> list[Any]:
+    """The chunks inside Megatron's mixed-precision and data-parallel wrappers."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer.module import Float16Module
+
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=schedule.distributed_optimizer,
+        overlap_grad_reduce=schedule.overlap_grad_reduce,
+        overlap_param_gather=schedule.overlap_param_gather,
+        grad_reduce_in_fp32=True,
+        bucket_size=schedule.bucket_elements,
+    )
+    wrapped = []
+    for number, chunk in enumerate(chunks):
+        inner = Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk
+        # Megatron-LM: only the first model chunk of the first stage is cut into buckets (training.py, get_model).
+        ddp = DistributedDataParallel(config, settings, inner, disable_bucketing=number > 0)
+        for group in ddp.bucket_groups + ddp.expert_parallel_bucket_groups:
+            # Of the second iteration on: the first one does not overlap, because it only counts.
+            group.golden_per_param_grad_ready_counts = dict.fromkeys(group.params, 1)
+            group.is_first_batch = False
+        wrapped.append(ddp)
+    return wrapped
+
+
+def refuse_unsupported(request: TraceRequest) -> None:
+    """Raise for what the tracer can't do yet.
+
+    Raises:
+        TraceError: names the field, what is not supported, and a way out.
+    """
+    model = request.model
+    refusals = (
+        (model.moe is not None, "model.moe", "mixture-of-experts layers are not traced yet"),
+        (model.mla is not None, "model.mla", "multi-latent attention is not traced yet"),
+        (model.multi_token_prediction_layers > 0, "model.multi_token_prediction_layers", "they are not traced yet"),
+        (request.context_parallel > 1, "layout.cp", "context parallelism is not traced yet"),
+        (request.expert_parallel > 1, "layout.ep", "expert parallelism is not traced yet"),
+        (request.precision not in DTYPES, "precision", f"{request.precision} is not traced yet; use bf16, fp16 or fp32"),
+        (request.framework != "megatron", "framework", f"{request.framework} is not traced yet; use megatron"),
+        (
+            request.attention == "flash" and request.precision == "fp32", "attention",
+            "flash attention kernels take bf16 and fp16 only; use unfused with fp32",
+        ),
+    )  # fmt: skip
+    for wrong, field_name, reason in refusals:
+        if wrong:
+            raise TraceError(f"{field_name}: {reason}")

@@ -1,0 +1,226 @@
+"""Traces a small real Megatron model and cuts the second micro-batch, a steady one, into pieces."""
+
+import gc
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from echo_explore.core import TraceError
+from echo_explore.core.versions import TRACER_VERSION
+from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
+from echo_explore.tracing import megatron_model, megatron_shims
+from echo_explore.tracing.megatron_model import Degrees, Schedule
+from echo_explore.tracing.megatron_schedule import Batches, Span, spans
+from echo_explore.tracing.recorder import Mark, Recorder
+from echo_explore.tracing.request import TraceRequest
+
+NUM_LAYERS = 2  # the least that shows whether a layer equals its neighbour
+NUM_MICRO_BATCHES = 2
+_LAYER = re.compile(r"decoder\.layers\.(\d+)")
+
+
+def name_modules(recorder: Recorder, chunk: Any, *, first_layer: int) -> None:
+    """Give the recorder the path of every module; layer numbers count over the whole model."""
+    for path, module in chunk.named_modules():
+        match = _LAYER.match(path)
+        layer = first_layer + int(match[1]) if match else -1
+        generic = _LAYER.sub("decoder.layers.N", path)
+        recorder.name_module(module, generic, layer, mark=generic == "decoder.layers.N")
+
+
+def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
+    """The pieces of a request.
+
+    Raises:
+        TraceError: the tracer or Megatron can't do it, or two layers of one kind differ.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    started = time.perf_counter()
+    megatron_model.refuse_unsupported(request)
+    degrees = Degrees(tensor=request.tensor_parallel)
+    axes = megatron_model.start_cluster(degrees)
+    schedule = Schedule()
+    config = megatron_model.config_of(request, NUM_LAYERS, degrees, schedule)
+    recorder = Recorder(axes, fuse=request.fusion == "fused")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        # Untied: with several stages the last one holds its own copy of a tied matrix, and that is what the head is.
+        chunks = megatron_model.build_chunks(request, config, degrees, tied=False)
+        models = megatron_model.wrap(chunks, config, schedule)
+        inner = models[0].module.module if config.bf16 or config.fp16 else models[0].module
+        name_modules(recorder, inner, first_layer=0)
+        batches = Batches(request)
+        found = _run(recorder, models, batches, request)
+    cutter = _Cutter(recorder, found, inner, request)
+    kind = request.model.layer_kinds[0]
+    return Trace(
+        key=request.key(versions),
+        request=request.canonical(),
+        pieces={"embedding": cutter.embedding(), f"layer.{kind}": cutter.layer(), "head": cutter.head()},
+        layer_kinds=request.model.layer_kinds,
+        boundary_bytes=_boundary_bytes(request),
+        oracles=tuple(recorder.host_syncs),
+        facts={
+            "versions": versions,
+            "tracer_version": TRACER_VERSION,
+            "elapsed_s": time.perf_counter() - started,
+            "num_layers_compared": NUM_LAYERS,
+            "workspace_bytes": cutter.workspace_bytes,
+            "flop_convention": "executed; matrix products and attention only; flash backward = 2.5 forward",
+        },
+    )
+
+
+def _run(recorder: Recorder, models: list[Any], batches: Batches, request: TraceRequest) -> list[Span]:
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    collecting = gc.isenabled()
+    gc.disable()  # when cycles are collected must not decide how much memory a trace shows
+    try:
+        with torch.autograd.set_multithreading_enabled(False), spans(recorder, models) as found:
+            with megatron_shims.recording(recorder):
+                get_forward_backward_func()(
+                    forward_step_func=batches.step,
+                    data_iterator=None,
+                    model=models[0],
+                    num_microbatches=NUM_MICRO_BATCHES,
+                    seq_length=request.sequence_length,
+                    micro_batch_size=request.micro_batch_size,
+                    forward_only=False,
+                )
+    finally:
+        if collecting:
+            gc.enable()
+    return found
+
+
+def _boundary_bytes(request: TraceRequest) -> float:
+    tokens = request.micro_batch_size * request.sequence_length
+    if request.sequence_parallel:
+        tokens //= request.tensor_parallel
+    return float(tokens * request.model.hidden_size * megatron_model.DTYPES[request.precision].itemsize)
+
+
+def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
+    """Rows [first, last) as rows of a piece: references inside it are shifted, others dropped."""
+
+    def inside(row: int) -> int:
+        return row - first if first <= row < last else -1
+
+    return [
+        replace(
+            row,
+            layer=min(row.layer, 0),
+            micro_batch=-1,
+            chunk=0,
+            awaits=inside(row.awaits),
+            forward_op=inside(row.forward_op),
+            deps=tuple(inside(d) for d in row.deps if first <= d < last),
+        )
+        for row in rows[first:last]
+    ]
+
+
+class _Cutter:
+    """Cuts the last micro-batch at module boundaries."""
+
+    def __init__(self, recorder: Recorder, found: list[Span], model: Any, request: TraceRequest) -> None:
+        self._rows, self._levels, self._model = recorder.rows, recorder.storages.levels, model
+        self._forward, self._backward = found[-2], found[-1]
+        if self._forward.backward or not self._backward.backward:
+            raise TraceError("schedule: the last two steps are not a forward and its backward; this is a bug of the tracer")
+        self.workspace_bytes = float(self._forward.live_bytes_before)
+        span = self._forward
+        marks = [m for m in recorder.marks if span.first_row <= m.row <= span.last_row]
+        self._enter = [self._mark(marks, "enter", n) for n in range(NUM_LAYERS)]
+        self._leave = self._mark(marks, "leave", NUM_LAYERS - 1)
+        self._bounds = self._backward_bounds()
+        self._saved = self._enter[1].live_bytes - self._enter[0].live_bytes
+        self._check_equal()
+
+    @staticmethod
+    def _mark(marks: list[Mark], what: str, layer: int) -> Mark:
+        # A layer that is checkpointed runs inside one forward only, so each is met once; the last is the steady one.
+        return [m for m in marks if m.what == what and m.home.layer == layer][-1]
+
+    def _backward_bounds(self) -> list[int]:
+        """First rows of head, last layer, ..., layer 0, embedding, and the end of the backward."""
+        first, last = self._backward.first_row, self._backward.last_row
+        layers = [row.layer for row in self._rows[first:last]]
+        bounds = [first]
+        for layer in reversed(range(NUM_LAYERS)):
+            here = [i for i, n in enumerate(layers) if n == layer]
+            if not here or len(here) != here[-1] - here[0] + 1:
+                raise TraceError(f"layer {layer}: its backward is not one run of ops, so it can't be cut out")
+            bounds.append(first + here[0])
+        bounds.append(first + len(layers) - layers[::-1].index(0))
+        return [*bounds, last]
+
+    def _check_equal(self) -> None:
+        pairs = (
+            ("forward", (self._enter[0].row, self._enter[1].row), (self._enter[1].row, self._leave.row)),
+            ("backward", (self._bounds[2], self._bounds[3]), (self._bounds[1], self._bounds[2])),
+        )
+        for what, first, second in pairs:
+            a, b = cut_rows(self._rows, *first), cut_rows(self._rows, *second)
+            if a != b:
+                at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+                raise TraceError(f"layers 0 and 1: their {what} differs from op {at} on, so one can't stand for the other")
+
+    def _levels_between(self, first: int, last: int) -> tuple[int, int]:
+        """Live bytes at the start of rows [first, last), and the most inside them."""
+        inside = [(before, after) for row, before, after in self._levels if first <= row < last]
+        if not inside:
+            return 0, 0
+        return inside[0][0], max(after for _, after in inside)
+
+    def _piece(self, forward: tuple[int, int], backward: tuple[int, int], prefix: Sequence[str], saved: float) -> Piece:
+        forward_start, forward_peak = self._levels_between(*forward)
+        backward_start, backward_peak = self._levels_between(*backward)
+        return Piece(
+            forward=build_graph(cut_rows(self._rows, *forward)),
+            backward=build_graph(cut_rows(self._rows, *backward)),
+            parameters=self._parameters(prefix),
+            saved_bytes=saved,
+            forward_peak_bytes=float(max(forward_peak - forward_start, 0)),
+            backward_peak_bytes=float(max(backward_peak - backward_start, 0)),
+        )
+
+    def _parameters(self, prefixes: Sequence[str]) -> tuple[Parameter, ...]:
+        found = []
+        for path, parameter in self._model.named_parameters():
+            for prefix in prefixes:
+                if path.startswith(prefix):
+                    found.append(
+                        Parameter(
+                            name=path.removeprefix(prefix) if prefix.startswith("decoder.layers.") else path,
+                            num_elements=parameter.numel(),
+                            tensor_sharded=bool(getattr(parameter, "tensor_model_parallel", False)),
+                            sequence_parallel=bool(getattr(parameter, "sequence_parallel", False)),
+                            expert=not getattr(parameter, "allreduce", True),
+                        )
+                    )
+        return tuple(found)
+
+    def embedding(self) -> Piece:
+        """From token ids to the first hidden state."""
+        saved = float(self._enter[0].live_bytes - self._forward.live_bytes_before)
+        forward = (self._forward.first_row, self._enter[0].row)
+        return self._piece(forward, (self._bounds[-2], self._bounds[-1]), ("embedding.",), saved)
+
+    def layer(self) -> Piece:
+        """The first layer, which equals the second."""
+        forward = (self._enter[0].row, self._enter[1].row)
+        return self._piece(forward, (self._bounds[2], self._bounds[3]), ("decoder.layers.0.",), float(self._saved))
+
+    def head(self) -> Piece:
+        """From the last hidden state to the loss."""
+        total = self._forward.live_bytes_after - self._forward.live_bytes_before
+        embedding = self._enter[0].live_bytes - self._forward.live_bytes_before
+        saved = float(total - embedding - NUM_LAYERS * self._saved)
+        forward = (self._leave.row, self._forward.last_row)
+        return self._piece(forward, (self._bounds[0], self._bounds[1]), ("decoder.final_layernorm.", "output_layer."), saved)

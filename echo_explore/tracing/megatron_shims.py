@@ -1,0 +1,187 @@
+"""What megatron-core 0.16.1 needs before it runs on fake tensors: stand-ins for extensions that are built for a GPU.
+
+`before_import` must run before the first import of megatron, `after_import` after it. Each replacement says what it
+stands for; none changes which kernels the program launches, except where it names the library that launches them.
+"""
+
+import contextlib
+import functools
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from echo_explore.core import TraceError
+from echo_explore.tracing import fused_ops
+from echo_explore.tracing.recorder import Recorder
+
+MEGATRON_VERSION = "0.16.1"
+_active: list[Recorder] = []
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let fused regions of Megatron report to `recorder`."""
+    _active.append(recorder)
+    try:
+        with recorder:
+            yield
+    finally:
+        _active.pop()
+
+
+def _compile_marker(function: Any = None, *_: Any, **__: Any) -> Any:
+    """Instead of torch.compile (Megatron's jit_fuser): the function runs as it is, its kernels count as one."""
+    if function is None:
+        return _compile_marker
+    if not isinstance(function, types.FunctionType):
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _active:
+            return function(*args, **kwargs)
+        recorder = _active[-1]
+        recorder.open_region(function.__name__)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            recorder.abandon_region()
+            raise
+        recorder.close_region()
+        return result
+
+    return call
+
+
+def _module(name: str, **members: Any) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    module.__path__ = []
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+
+
+class _FusedAdam(torch.optim.AdamW):
+    """apex.optimizers.FusedAdam: one multi-tensor kernel a parameter group."""
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, **_: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+
+
+class _FusedLayerNorm:
+    """apex's FusedLayerNormAffineFunction: the kernel of torch's layer norm."""
+
+    @staticmethod
+    def forward(tensor: Any, weight: Any, bias: Any, shape: Any, eps: float, memory_efficient: bool = False) -> Any:
+        return torch.nn.functional.layer_norm(tensor, tuple(shape), weight, bias, eps)
+
+    apply = forward
+
+
+def _batch_per_block(seq_q: int, seq_k: int, batch: int, heads: int) -> int:
+    """Of Megatron's fused softmax kernel (megatron/fused_kernels/scaled_masked_softmax_cuda.cu, get_batch_per_block)."""
+    power = 1 << max(seq_k - 1, 1).bit_length()
+    warp = min(power, 32)
+    return (128 // warp) * (2 if power <= 128 else 1)
+
+
+def _softmax_backward(grad: Any, probabilities: Any, scale: Any) -> Any:
+    """The extension writes its result over the incoming gradient."""
+    torch.ops.echo.scaled_causal_softmax_backward(grad, probabilities, 1.0)
+    return grad
+
+
+def before_import() -> None:
+    """Stand-ins for apex, amp_C and Megatron's CUDA extensions; torch.compile becomes a marker."""
+    fused_ops.register()
+    ops = torch.ops.echo
+    torch.compile = _compile_marker
+    _module(
+        "fused_weight_gradient_mlp_cuda",
+        wgrad_gemm_accum_fp32=ops.wgrad_gemm_accumulate,
+        wgrad_gemm_accum_fp16=ops.wgrad_gemm_accumulate,
+    )
+    softmax = lambda scores, *rest: ops.scaled_causal_softmax(scores, 1.0)  # noqa: E731
+    for name in ("scaled_upper_triang_masked_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_softmax_cuda"):
+        _module(name, forward=softmax, backward=_softmax_backward, get_batch_per_block=_batch_per_block)
+    _module(
+        "amp_C",
+        multi_tensor_l2norm=lambda chunk, overflow, lists, per_tensor=False: (ops.multi_tensor_l2norm(lists[0]), None),
+        multi_tensor_scale=lambda chunk, overflow, lists, scale: ops.multi_tensor_scale(lists[0], lists[1], float(scale)),
+    )
+    _module("apex")
+    _module("apex.multi_tensor_apply", multi_tensor_applier=lambda op, overflow, lists, *rest: op(65536, overflow, lists, *rest))
+    _module("apex.optimizers", FusedAdam=_FusedAdam, FusedSGD=torch.optim.SGD)
+    _module("apex.normalization")
+    _module(
+        "apex.normalization.fused_layer_norm",
+        FusedLayerNormAffineFunction=_FusedLayerNorm,
+        FusedLayerNorm=type("FusedLayerNorm", (torch.nn.Module,), {}),
+    )
+
+
+def _norm(
+    cls: type, config: Any, hidden_size: int, eps: float = 1e-5, persist_layer_norm: bool = False,
+    zero_centered_gamma: bool = False, normalization: str = "LayerNorm",
+) -> torch.nn.Module:  # fmt: skip
+    """Instead of WrappedTorchNorm.__new__, which refuses sequence parallelism that Transformer Engine's norms take."""
+    kind = torch.nn.LayerNorm if config.normalization == "LayerNorm" else torch.nn.RMSNorm
+    norm = kind(hidden_size, eps=eps, device="cuda", dtype=config.params_dtype)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+class _LazyShards:
+    """Instead of the list of all data-parallel views of a bucket, of which one is used: O(dp) fake views otherwise."""
+
+    def __init__(self, buffer: torch.Tensor, count: int) -> None:
+        self._buffer, self._count, self._size = buffer, count, buffer.numel() // count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._buffer[index * self._size : (index + 1) * self._size]
+
+
+def after_import() -> None:
+    """Replace what of megatron-core itself touches a GPU or depends on its absent libraries.
+
+    Raises:
+        TraceError: another version of megatron-core.
+    """
+    import megatron.core
+    from megatron.core.distributed import param_and_grad_buffer
+    from megatron.core.models.common.embeddings import rope_utils
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import torch_norm
+
+    if megatron.core.__version__ != MEGATRON_VERSION:
+        raise TraceError(
+            f"megatron-core = {megatron.core.__version__}: the tracer knows {MEGATRON_VERSION}; "
+            f"fix: pip install megatron-core=={MEGATRON_VERSION}"
+        )
+    torch_norm.WrappedTorchNorm.__new__ = staticmethod(_norm)
+    param_and_grad_buffer.shard_buffer = lambda buffer, count: _LazyShards(buffer, count)
+    rope_utils.fused_apply_rotary_pos_emb = lambda tensor, angles, interleaved=False: fused_ops.Rope.apply(tensor, angles)
+    # Random states are kept on the host and launch nothing.
+    random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
+    random._get_all_rng_states = lambda: ()
+    random._set_all_rng_states = _keep_nothing
+    random._fork_rng = contextlib.nullcontext
+
+
+def _keep_nothing(*_: Any) -> None:
+    return None
+

@@ -1,0 +1,266 @@
+"""What each operator of PyTorch is to the graph: its class, sizes, FLOP and bytes.
+
+FLOP are counted for matrix products and attention only, where they decide the time (a multiply-add is 2); every other
+kernel is priced by its bytes. Bytes count each distinct element once, as if nothing stayed in the cache.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from echo_explore.graph import DType, OpClass
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.FP32,
+    torch.bfloat16: DType.BF16,
+    torch.float16: DType.FP16,
+    torch.float64: DType.FP64,
+    torch.int64: DType.INT64,
+    torch.int32: DType.INT32,
+    torch.int8: DType.INT8,
+    torch.uint8: DType.INT8,
+    torch.bool: DType.BOOL,
+    torch.float8_e4m3fn: DType.FP8,
+    torch.float8_e5m2: DType.FP8,
+}
+
+NO_KERNEL = frozenset(
+    {
+        "aten.empty", "aten.empty_strided", "aten.empty_like", "aten.new_empty", "aten.new_empty_strided", "aten.detach",
+        "aten.detach_", "aten.alias", "aten._unsafe_view", "aten.lift_fresh", "aten.set_", "aten.resize_", "aten.is_same_size",
+        "aten._assert_async", "aten.record_stream", "prim.device", "aten._reshape_alias", "aten.view", "aten.t", "aten.transpose",
+        "profiler._record_function_enter_new", "profiler._record_function_exit", "profiler._record_function_enter",
+        "aten.sym_size", "aten.sym_stride", "aten.sym_numel",
+    }
+)  # fmt: skip
+"""Operators that launch nothing on a GPU."""
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What one call of an operator does; bytes of None mean: all of its inputs, all of its outputs."""
+
+    op_class: OpClass
+    dims: tuple[int, ...]
+    flop: float = 0.0
+    bytes_read: float | None = None
+    bytes_written: float | None = None
+    dtype: torch.dtype | None = None
+
+
+Rule = Callable[[Tensors, Tensors, tuple[Any, ...]], Kernel]
+"""From the tensors read, the tensors written and all positional arguments."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the distinct elements of a tensor: broadcast dimensions count once."""
+    count = tensor.numel()
+    if count and not tensor.is_contiguous():
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            if stride == 0:
+                count //= size
+    return count * tensor.element_size()
+
+
+def _numel(tensors: Tensors) -> int:
+    return max((t.numel() for t in tensors), default=0)
+
+
+def _gemm(batch: int, m: int, n: int, k: int, dtype: torch.dtype, extra: dict[str, float] | None = None) -> Kernel:
+    return Kernel(op_class=OpClass.GEMM, dims=(batch, m, n, k), flop=2.0 * batch * m * n * k, dtype=dtype, **(extra or {}))
+
+
+def _mm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    a, b = inputs[-2:]
+    return _gemm(1, a.shape[0], b.shape[1], a.shape[1], a.dtype)
+
+
+def _bmm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    a, b = inputs[-2:]
+    # baddbmm with beta = 0, as Megatron calls it, does not read its first argument.
+    read = float(tensor_bytes(a) + tensor_bytes(b))
+    return _gemm(a.shape[0], a.shape[1], b.shape[2], a.shape[2], a.dtype, {"bytes_read": read})
+
+
+def _wgrad_accumulate(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """main_grad[n, k] += grad[tokens, n]^T input[tokens, k]; the fp32 sum is read and written."""
+    activations, grad, main = inputs
+    tokens = activations.numel() // activations.shape[-1]
+    written = {"bytes_written": float(tensor_bytes(main))}
+    return _gemm(1, grad.shape[-1], activations.shape[-1], tokens, activations.dtype, written)
+
+
+def attention_flop(batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool) -> float:
+    """Executed FLOP of a flash-attention forward: 2 products of 2 b h s_q s_k d each; half of them under a causal mask."""
+    full = 4.0 * batch * heads * seq_q * seq_k * head_dim
+    return full / 2 if causal else full
+
+
+FLASH_BACKWARD_FACTOR = 2.5
+"""FLOP of a flash-attention backward over its forward: 5 products, one of which recomputes the scores, instead of 2
+(FlashAttention-2, arXiv 2307.08691, section 4.1)."""
+
+
+def _flash(factor: float) -> Rule:
+    def rule(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+        position = 0 if factor == 1.0 else 1
+        query, key = inputs[position], inputs[position + 1]
+        seq_q, batch, heads, head_dim = query.shape
+        seq_k, kv_heads = key.shape[0], key.shape[2]
+        causal = next(a for a in args if isinstance(a, bool))
+        flop = factor * attention_flop(batch, heads, seq_q, seq_k, head_dim, causal)
+        dims = (batch, heads, kv_heads, seq_q, seq_k, head_dim, int(causal), 0)
+        return Kernel(op_class=OpClass.ATTENTION, dims=dims, flop=flop, dtype=query.dtype)
+
+    return rule
+
+
+def _rows(op_class: OpClass) -> Rule:
+    def rule(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+        largest = max((*inputs, *outputs), key=lambda t: t.numel())
+        columns = largest.shape[-1] if largest.dim() else 1
+        return Kernel(op_class=op_class, dims=(largest.numel() // max(columns, 1), columns), dtype=largest.dtype)
+
+    return rule
+
+
+def _norm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    shape = next(a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], int))
+    columns = math.prod(shape)
+    return Kernel(op_class=OpClass.NORM, dims=(inputs[0].numel() // columns, columns), dtype=inputs[0].dtype)
+
+
+def _embedding(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """Reads only the rows that are looked up."""
+    columns = outputs[0].shape[-1]
+    read = float(tensor_bytes(outputs[0]) + tensor_bytes(inputs[1]))
+    rows = outputs[0].numel() // columns
+    return Kernel(op_class=OpClass.EMBEDDING, dims=(rows, columns), bytes_read=read, dtype=outputs[0].dtype)
+
+
+def _embedding_backward(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """Clears the whole gradient, then adds a row per token."""
+    columns = outputs[0].shape[-1]
+    grad = float(tensor_bytes(inputs[0]))
+    rows = inputs[0].numel() // columns
+    written = float(tensor_bytes(outputs[0])) + grad
+    read = 2 * grad + tensor_bytes(inputs[1])
+    dims = (rows, columns)
+    return Kernel(op_class=OpClass.EMBEDDING, dims=dims, bytes_read=read, bytes_written=written, dtype=outputs[0].dtype)
+
+
+def _copy(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    return Kernel(op_class=OpClass.COPY, dims=(_numel(outputs),), dtype=outputs[0].dtype if outputs else None)
+
+
+def _overwrite(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """copy_(to, from), fill_(to): the destination is not read."""
+    read = float(sum(tensor_bytes(t) for t in inputs[1:]))
+    return Kernel(op_class=OpClass.COPY, dims=(inputs[0].numel(),), bytes_read=read, dtype=inputs[0].dtype)
+
+
+def _scatter_zero(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """slice_backward and its like: the result is cleared, then a part of it is copied."""
+    part = float(tensor_bytes(inputs[0]))
+    written = float(tensor_bytes(outputs[0])) + part
+    return Kernel(op_class=OpClass.COPY, dims=(outputs[0].numel(),), bytes_written=written, dtype=outputs[0].dtype)
+
+
+def _elementwise(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    dtype = outputs[0].dtype if outputs else inputs[0].dtype
+    return Kernel(op_class=OpClass.ELEMENTWISE, dims=(max(_numel(inputs), _numel(outputs)),), dtype=dtype)
+
+
+def _index_put(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """x[mask] = scalar is a masked fill in PyTorch (canDispatchToMaskedFill); other indices scatter."""
+    if len(inputs) == 2 and inputs[1].dtype == torch.bool:
+        return _elementwise(inputs[:1], outputs, args)
+    return _other(inputs, outputs, args)
+
+
+def _rope(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    return Kernel(op_class=OpClass.ROPE, dims=(outputs[0].numel(),), dtype=outputs[0].dtype)
+
+
+def _reduction(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    dims = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    return Kernel(op_class=OpClass.REDUCTION, dims=dims, dtype=inputs[0].dtype if inputs else None)
+
+
+def _optimizer(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    parameters = args[0]
+    return Kernel(op_class=OpClass.OPTIMIZER, dims=(sum(p.numel() for p in parameters),), dtype=torch.float32)
+
+
+def _other(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    dtype = outputs[0].dtype if outputs else None
+    return Kernel(op_class=OpClass.OTHER, dims=(max(_numel(inputs), _numel(outputs)),), dtype=dtype)
+
+
+RULES: dict[str, Rule] = {
+    "aten.mm": _mm,
+    "aten.addmm": _mm,
+    "aten.bmm": _bmm,
+    "aten.baddbmm": _bmm,
+    "echo.wgrad_gemm_accumulate": _wgrad_accumulate,
+    "echo.flash_attention": _flash(1.0),
+    "echo.flash_attention_backward": _flash(FLASH_BACKWARD_FACTOR),
+    "echo.scaled_causal_softmax": _rows(OpClass.SOFTMAX),
+    "echo.scaled_causal_softmax_backward": _rows(OpClass.SOFTMAX),
+    "aten._softmax": _rows(OpClass.SOFTMAX),
+    "aten._softmax_backward_data": _rows(OpClass.SOFTMAX),
+    "aten.native_layer_norm": _norm,
+    "aten.native_layer_norm_backward": _norm,
+    "aten._fused_rms_norm": _norm,
+    "aten._fused_rms_norm_backward": _norm,
+    "echo.rope": _rope,
+    "echo.rope_backward": _rope,
+    "aten.index_put": _index_put,
+    "aten.index_put_": _index_put,
+    "aten.embedding": _embedding,
+    "aten.embedding_dense_backward": _embedding_backward,
+    "aten.slice_backward": _scatter_zero,
+    "aten.select_backward": _scatter_zero,
+    "aten.copy_": _overwrite,
+    "aten.fill_": _overwrite,
+    "aten.zero_": _overwrite,
+    "aten._fused_adamw_": _optimizer,
+    "aten._fused_adam_": _optimizer,
+    "echo.multi_tensor_l2norm": _reduction,
+    "echo.multi_tensor_scale": _copy,
+}
+RULES |= dict.fromkeys(
+    ("aten.clone", "aten._to_copy", "aten.cat", "aten.stack", "aten.zeros", "aten.zeros_like", "aten.ones", "aten.ones_like",
+     "aten.full", "aten.full_like", "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.constant_pad_nd", "aten.arange",
+     "aten.repeat", "aten.roll", "aten.triu", "aten.tril", "aten.index_select"), _copy,
+)  # fmt: skip
+RULES |= dict.fromkeys(
+    ("aten.sum", "aten.mean", "aten.max", "aten.amax", "aten.min", "aten.amin", "aten.all", "aten.any", "aten.norm",
+     "aten.linalg_vector_norm", "aten.cumsum", "aten.argmax", "aten.topk", "aten.histc", "aten._foreach_norm"), _reduction,
+)  # fmt: skip
+RULES |= dict.fromkeys(("aten.native_dropout", "aten.native_dropout_backward", "aten.masked_fill_"), _elementwise)
+
+
+def rule_for(function: Any, name: str) -> Rule:
+    """The rule of an operator overload."""
+    rule = RULES.get(name)
+    if rule is not None:
+        return rule
+    return _elementwise if torch.Tag.pointwise in function.tags else _other
+
+
+def shapes_text(inputs: Tensors, outputs: Tensors, *, most: int = 6) -> str:
+    """`2048x1x12288,4608x12288->2048x1x4608`; long lists are cut."""
+
+    def side(tensors: Tensors) -> str:
+        shown = ["x".join(map(str, t.shape)) or "1" for t in tensors[:most]]
+        if len(tensors) > most:
+            shown.append(f"+{len(tensors) - most}")
+        return ",".join(shown)
+
+    return f"{side(inputs)}->{side(outputs)}"

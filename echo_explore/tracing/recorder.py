@@ -1,0 +1,489 @@
+"""Records every kernel, collective and host sync of a program that runs on fake tensors, as rows of an execution graph."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from echo_explore.core import TraceError
+from echo_explore.graph import Axis, DType, OpClass, OpKind, OpRow, Phase
+from echo_explore.tracing import fake_device
+from echo_explore.tracing.collectives import FakeWork, describe
+from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
+from echo_explore.tracing.storages import Access, StorageMap
+
+_CROSS_ENTROPY_REGIONS = ("logits", "cross_entropy", "calculate_gradients")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a row belongs: module path with layer numbers replaced by N, and the layer (-1: none)."""
+
+    path: str
+    layer: int
+
+
+@dataclass(slots=True)
+class _Origin:
+    """What an autograd node was made by."""
+
+    row: int
+    home: Home
+    region: int
+
+
+@dataclass(slots=True)
+class _Region:
+    """The ops of one fused region while it runs."""
+
+    number: int
+    name: str
+    row: OpRow
+    reads: dict[int, float] = field(default_factory=dict)
+    writes: dict[int, float] = field(default_factory=dict)
+    created: set[int] = field(default_factory=set)
+    deps: set[int] = field(default_factory=set)
+    largest: torch.Size = field(default_factory=lambda: torch.Size([]))
+    seen: set[tuple[int, int, int]] = field(default_factory=set)
+    num_kernels: int = 0
+    shapes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    kind: str
+    name: str
+    rule: Rule | None
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of the forward: entering or leaving a module with a layer number, with the rows and bytes so far."""
+
+    what: str
+    home: Home
+    row: int
+    live_bytes: int
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that records; enter it inside a FakeTensorMode.
+
+    Attributes:
+        rows: the rows so far.
+        phase: FORWARD, BACKWARD or OPTIMIZER, set by whoever runs the schedule.
+        micro_batch: number of the micro-batch that runs, -1 between them.
+        chunk: virtual pipeline chunk that runs.
+        fuse: whether ops between `open_region` and `close_region` become one row.
+        marks: moments at which marked modules began and ended in a forward.
+        host_syncs: what the host waited for, and the value that was assumed.
+        storages: live bytes, who wrote what.
+    """
+
+    def __init__(self, axes: Mapping[str, Axis], *, fuse: bool) -> None:
+        super().__init__()
+        self.rows: list[OpRow] = []
+        self.phase = Phase.FORWARD
+        self.micro_batch = -1
+        self.chunk = 0
+        self.fuse = fuse
+        self.marks: list[Mark] = []
+        self.host_syncs: list[dict[str, Any]] = []
+        self.storages = StorageMap()
+        self._axes = axes
+        self._homes: weakref.WeakKeyDictionary[torch.nn.Module, Home] = weakref.WeakKeyDictionary()
+        self._marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._parameter_homes: dict[int, Home] = {}
+        self._stack: list[Home] = []
+        self._origins: dict[int, _Origin] = {}
+        self._plans: dict[Any, _Plan] = {}
+        self._region: _Region | None = None
+        self._explicit_depth = 0
+        self._region_names: list[str] = []
+        self._hooks: list[Any] = []
+        self._outside = Home("", -1)
+        self._recent = self._outside
+        self._paused = 0
+        self._works: list[FakeWork] = []
+
+    # -- set-up -------------------------------------------------------------------------------------------------------
+
+    def name_module(self, module: torch.nn.Module, path: str, layer: int, *, mark: bool = False) -> None:
+        """Rows inside `module` (and in no deeper named one) get this path and layer."""
+        home = Home(path, layer)
+        self._homes[module] = home
+        for parameter in module.parameters(recurse=False):
+            self._parameter_homes[id(parameter)] = home
+        if mark:
+            self._marked.add(module)
+
+    def __enter__(self) -> "Recorder":
+        hooks = torch.nn.modules.module
+        self._hooks = [
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        fake_device.on_host_sync(self._host_wait)
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        self.flush()
+        for hook in self._hooks:
+            hook.remove()
+        fake_device.remove_listener(self._host_wait)
+        super().__exit__(exc_type, exc_val, exc_tb)
+
+    def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
+        home = self._homes.get(module) or (self._stack[-1] if self._stack else self._outside)
+        self._stack.append(home)
+        if module in self._marked:
+            self._mark("enter", home)
+
+    def _leave_module(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        home = self._stack.pop()
+        if module in self._marked:
+            self._mark("leave", home)
+
+    def _mark(self, what: str, home: Home) -> None:
+        if torch._C._current_autograd_node() is None:
+            self.flush()
+            self.marks.append(Mark(what, home, len(self.rows), self.storages.live_bytes))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run ops that are not part of the program."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    # -- dispatch -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator on fake tensors and record it."""
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = _plan(func)
+        if plan.kind == "kernel":
+            return self._kernel(plan, func, args, kwargs)
+        if plan.kind == "collective":
+            return self._collective(plan, func, args, kwargs)
+        if plan.kind == "item":
+            return self._item(func, args)
+        out = func(*args, **kwargs)
+        if plan.kind == "allocation":
+            for tensor in _tensors(out):
+                key = self.storages.produced(tensor, len(self.rows))
+                if self._region is not None and key is not None:
+                    self._region.created.add(key)
+        self._remember_origin(-1)
+        return out
+
+    def _kernel(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        node = torch._C._current_autograd_node()
+        home, phase, forward_op, region_number = self._context(node)
+        if self._explicit_depth == 0 and (self._region is None or region_number != self._region.number):
+            self.flush()
+            if region_number >= 0:
+                self._begin_region(region_number, f"{self._region_names[region_number]}_backward", home, phase, forward_op)
+        inputs = [t for t in _tensors((args, kwargs)) if t.device.type == "cuda"]
+        row_index = len(self.rows)
+        reads = [self.storages.access(t) for t in inputs]
+        out = func(*args, **kwargs)
+        outputs = [t for t in _tensors(out) if t.device.type == "cuda"]
+        if not inputs and not outputs:  # host arithmetic
+            return out
+        written = [t for position in plan.writes for t in _tensors(args[position : position + 1]) if t.device.type == "cuda"]
+        written += [t for t in outputs if not any(t is w for w in written)]
+        region = self._region
+        deps = self.storages.dependences(reads)
+        before = self.storages.live_bytes
+        writes = [self.storages.written(t, row_index) for t in written]
+        self.storages.note(row_index, before)
+        self._remember_origin(row_index)
+        assert plan.rule is not None
+        kernel = plan.rule(inputs, outputs or written, args)
+        if region is not None:
+            self._add_to_region(region, inputs, reads, written, writes, deps, kernel.flop)
+            return out
+        row = OpRow(
+            op_class=kernel.op_class,
+            phase=phase,
+            dtype=DTYPES.get(kernel.dtype, DType.NONE) if kernel.dtype is not None else DType.NONE,
+            name=plan.name,
+            module=home.path,
+            shapes=shapes_text(inputs, outputs or written),
+            layer=home.layer,
+            micro_batch=self.micro_batch,
+            chunk=self.chunk,
+            dims=kernel.dims,
+            flop=kernel.flop,
+            bytes_read=_distinct_bytes(inputs, reads) if kernel.bytes_read is None else kernel.bytes_read,
+            bytes_written=_distinct_bytes(written, writes) if kernel.bytes_written is None else kernel.bytes_written,
+            forward_op=forward_op,
+            stream=fake_device.current_stream().number,
+            deps=tuple(sorted(deps)),
+        )
+        self.rows.append(row)
+        return out
+
+    def _collective(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.flush()
+        described = describe(func, args, kwargs, self._axes)
+        node = torch._C._current_autograd_node()
+        home, phase, forward_op, _ = self._context(node)
+        index = len(self.rows)
+        if described.num_ranks > 1:
+            deps = self.storages.dependences([self.storages.access(t) for t in described.reads])
+            for tensor in described.writes:
+                self.storages.written(tensor, index)
+            row = OpRow(
+                kind=OpKind.COLLECTIVE,
+                phase=phase,
+                dtype=DTYPES.get(described.dtype, DType.NONE),
+                name=plan.name,
+                module=home.path,
+                shapes=shapes_text(described.reads, described.writes),
+                layer=home.layer,
+                micro_batch=self.micro_batch,
+                chunk=self.chunk,
+                bytes_read=float(sum(tensor_bytes(t) for t in described.reads)),
+                bytes_written=float(sum(tensor_bytes(t) for t in described.writes)),
+                axis=described.axis,
+                collective=described.collective,
+                message_bytes=described.message_bytes,
+                asynchronous=described.asynchronous,
+                forward_op=forward_op,
+                stream=fake_device.current_stream().number,
+                deps=tuple(sorted(deps)),
+            )
+            self.rows.append(row)
+        on_wait: Callable[[], None] | None = None
+        if described.num_ranks > 1 and described.asynchronous:
+            on_wait = self._waiter(index)
+        handle = FakeWork(on_wait, described.writes)
+        self._works.append(handle)  # the boxed handle does not keep its Python half alive
+        work = handle.boxed()
+        return work if described.result is None else (described.result, work)
+
+    def _waiter(self, index: int) -> Callable[[], None]:
+        waited = False
+
+        def wait() -> None:
+            nonlocal waited
+            if waited or self._paused:
+                return
+            waited = True
+            self.flush()
+            home, phase, forward_op, _ = self._context(torch._C._current_autograd_node())
+            self.rows.append(
+                OpRow(
+                    kind=OpKind.WAIT, phase=phase, name="wait", module=home.path, layer=home.layer,
+                    micro_batch=self.micro_batch, chunk=self.chunk, awaits=index, forward_op=forward_op, deps=(index,),
+                    stream=fake_device.current_stream().number,
+                )
+            )  # fmt: skip
+
+        return wait
+
+    def _item(self, func: Any, args: tuple[Any, ...]) -> Any:
+        tensor = args[0]
+        value: Any
+        if tensor.device.type != "cuda":
+            try:
+                return func(*args)
+            except Exception:  # a fake CPU tensor without a constant: arithmetic of the host, not a kernel
+                return _assumed(tensor.dtype)
+        value = _assumed(tensor.dtype)
+        self._host_wait("item", value)
+        return value
+
+    def _host_wait(self, what: str, value: object = None) -> None:
+        if self._paused:
+            return
+        self.flush()
+        home, phase, forward_op, _ = self._context(torch._C._current_autograd_node())
+        self.host_syncs.append({"what": what, "module": home.path, "phase": phase.name, "assumed": value})
+        self.rows.append(
+            OpRow(
+                kind=OpKind.HOST_SYNC, phase=phase, name=what, module=home.path, layer=home.layer,
+                micro_batch=self.micro_batch, chunk=self.chunk, forward_op=forward_op,
+            )
+        )  # fmt: skip
+
+    # -- context of a row ---------------------------------------------------------------------------------------------
+
+    def _context(self, node: Any) -> tuple[Home, Phase, int, int]:
+        """Home, phase, forward row, and fused region of what runs now."""
+        if self._stack:
+            return self._stack[-1], Phase.FORWARD if node is None else Phase.RECOMPUTE, -1, -1
+        if node is None:
+            self._recent = self._outside
+            return self._outside, self.phase, -1, -1
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            # A leaf that is no parameter is an input of a recomputed part, which ran just now.
+            return self._parameter_homes.get(id(variable), self._recent), Phase.BACKWARD, -1, -1
+        origin = self._origins.get(node._sequence_nr())
+        if origin is None:
+            return self._recent, Phase.BACKWARD, -1, -1
+        self._recent = origin.home
+        return origin.home, Phase.BACKWARD, origin.row, origin.region
+
+    def _remember_origin(self, row: int) -> None:
+        """Tie the autograd node of the op that just ran to its row: its backward then knows where it belongs."""
+        if not self._stack and torch._C._current_autograd_node() is not None:
+            return
+        number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        origin = self._origins.get(number)
+        if origin is None:
+            home = self._stack[-1] if self._stack else self._outside
+            region = self._region.number if self._region is not None and self._explicit_depth else -1
+            self._origins[number] = _Origin(row, home, region)
+        elif origin.row < 0:
+            origin.row = row
+
+    # -- fused regions ------------------------------------------------------------------------------------------------
+
+    def open_region(self, name: str) -> None:
+        """What follows, until `close_region`, is one kernel; nested regions belong to the outermost."""
+        if not self.fuse:
+            return
+        if self._explicit_depth == 0:
+            self.flush()
+            home, phase, forward_op, _ = self._context(torch._C._current_autograd_node())
+            self._begin_region(len(self._region_names), name, home, phase, forward_op)
+            self._region_names.append(name)
+        self._explicit_depth += 1
+
+    def close_region(self) -> None:
+        """End what `open_region` began; call it while the results are alive and the temporaries are gone."""
+        if not self.fuse:
+            return
+        self._explicit_depth -= 1
+        if self._explicit_depth == 0:
+            self.flush()
+
+    def abandon_region(self) -> None:
+        """Forget what `open_region` began: the program raised."""
+        self._explicit_depth = 0
+        self._region = None
+        self.storages.hold_peak = False
+
+    def _begin_region(self, number: int, name: str, home: Home, phase: Phase, forward_op: int) -> None:
+        row = OpRow(
+            phase=phase, name=name, module=home.path, layer=home.layer, micro_batch=self.micro_batch, chunk=self.chunk,
+            forward_op=forward_op, stream=fake_device.current_stream().number,
+        )  # fmt: skip
+        self._region = _Region(number, name, row)
+        self.storages.hold_peak = True
+
+    def _add_to_region(
+        self, region: _Region, inputs: list[torch.Tensor], reads: list[Access], written: list[torch.Tensor],
+        writes: list[Access], deps: set[int], flop: float,
+    ) -> None:  # fmt: skip
+        index = len(self.rows)
+        region.num_kernels += 1
+        region.row.flop += flop
+        region.deps |= {d for d in deps if d != index}
+        for tensor, access in zip(inputs, reads, strict=True):
+            place = (access.key, access.start, access.stop)
+            if access.key not in region.created and place not in region.seen:
+                region.seen.add(place)
+                region.reads[access.key] = region.reads.get(access.key, 0.0) + tensor_bytes(tensor)
+        for tensor, access in zip(written, writes, strict=True):
+            if access.new:
+                region.created.add(access.key)
+            elif access.key not in region.created:
+                region.writes[access.key] = max(region.writes.get(access.key, 0.0), float(tensor_bytes(tensor)))
+        for tensor in (*inputs, *written):
+            if tensor.numel() >= region.largest.numel():
+                region.largest = tensor.shape
+                region.row.dtype = DTYPES.get(tensor.dtype, DType.NONE)
+
+    def flush(self) -> None:
+        """End a fused region that is open without one asked for (the backward of a region, op by op)."""
+        region = self._region
+        if region is None:
+            return
+        if self._explicit_depth:
+            raise TraceError(f"fused region = {region.name}: holds a communication or a host sync; this is a bug of the tracer")
+        self._region = None
+        self.storages.hold_peak = False
+        index = len(self.rows)
+        self.storages.note(index, self.storages.live_bytes)
+        if region.num_kernels == 0:
+            return
+        row = region.row
+        row.bytes_read = sum(min(n, self.storages.nbytes(key, n)) for key, n in region.reads.items())
+        made = {key: self.storages.nbytes(key, 0.0) for key in region.created}
+        row.bytes_written = sum(made.values()) + sum(region.writes.values())
+        row.deps = tuple(sorted(region.deps))
+        count = region.largest.numel()
+        if any(part in region.name for part in _CROSS_ENTROPY_REGIONS):
+            row.op_class, row.dims = OpClass.CROSS_ENTROPY, (count // max(region.largest[-1], 1), region.largest[-1])
+        else:
+            row.op_class, row.dims = OpClass.ELEMENTWISE, (count,)
+        row.shapes = "x".join(map(str, region.largest))
+        self.rows.append(row)
+
+
+def _plan(func: Any) -> _Plan:
+    name = f"{func.namespace}.{func._opname}"
+    writes = tuple(
+        position
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    if func.namespace == "c10d":
+        return _Plan("collective", name, None, writes)
+    if name == "aten._local_scalar_dense":
+        return _Plan("item", name, None, writes)
+    if name in NO_KERNEL or func.is_view:
+        return _Plan("allocation" if "empty" in name else "view", name, None, writes)
+    return _Plan("kernel", name, rule_for(func, name), writes)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples and dicts, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    found: list[torch.Tensor] = []
+    if isinstance(value, list | tuple):
+        for item in value:
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            elif isinstance(item, list | tuple | dict):
+                found += _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            found += _tensors(item)
+    return found
+
+
+def _distinct_bytes(tensors: list[torch.Tensor], accesses: list[Access]) -> float:
+    """Bytes of the tensors, each place once."""
+    places = {(a.key, a.start, a.stop): tensor_bytes(t) for t, a in zip(tensors, accesses, strict=True)}
+    return float(sum(places.values()))
+
+
+def _assumed(dtype: torch.dtype) -> bool | int | float:
+    """The oracle of values that only a GPU knows: 1 in the type of the tensor."""
+    if dtype == torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1

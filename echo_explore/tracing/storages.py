@@ -1,0 +1,110 @@
+"""Which bytes of which storage are alive, and which row wrote them last."""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The extent [start, stop) in bytes of a storage that one tensor covers; `new`: the storage was not known before."""
+
+    key: int
+    start: int
+    stop: int
+    new: bool = False
+
+
+@dataclass(slots=True)
+class _Storage:
+    nbytes: int
+    counted_bytes: int
+    reference: Any
+    writers: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class StorageMap:
+    """Live storages of the fake GPU.
+
+    Attributes:
+        live_bytes: of storages made since recording began.
+        hold_peak: temporaries do not count now, because they live inside one fused kernel.
+        levels: (row, live bytes before, live bytes after) of every growth, in order.
+    """
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.hold_peak = False
+        self.levels: list[tuple[int, int, int]] = []
+        self._storages: dict[int, _Storage] = {}
+
+    def _free(self, key: int) -> None:
+        storage = self._storages.pop(key, None)
+        if storage is not None:
+            self.live_bytes -= storage.counted_bytes
+
+    def _find(self, tensor: torch.Tensor, *, counted: bool) -> tuple[int, _Storage, bool]:
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        storage = self._storages.get(key)
+        if storage is not None:
+            return key, storage, False
+        nbytes = untyped.nbytes() if tensor.device.type == "cuda" else 0
+        counted_bytes = nbytes if counted else 0
+        reference = weakref.ref(untyped, lambda _: self._free(key))
+        storage = self._storages[key] = _Storage(nbytes, counted_bytes, reference)
+        self.live_bytes += counted_bytes
+        return key, storage, True
+
+    def access(self, tensor: torch.Tensor) -> Access:
+        """The extent of a tensor that is read; one not seen before was there before recording began."""
+        key, _, new = self._find(tensor, counted=False)
+        return Access(key, *_extent(tensor), new)
+
+    def written(self, tensor: torch.Tensor, row: int) -> Access:
+        """Note that `row` wrote the tensor."""
+        key, storage, new = self._find(tensor, counted=True)
+        start, stop = _extent(tensor)
+        storage.writers = [w for w in storage.writers if w[0] < start or w[1] > stop]
+        storage.writers.append((start, stop, row))
+        return Access(key, start, stop, new)
+
+    def produced(self, tensor: torch.Tensor, row: int) -> int | None:
+        """Note an allocation without a kernel before `row`; the key of the storage if it is new."""
+        before = self.live_bytes
+        key, _, new = self._find(tensor, counted=True)
+        if not new:
+            return None
+        self.note(row, before)
+        return key
+
+    def note(self, row: int, before: int) -> None:
+        """Note the live bytes as they are now, while `row` runs."""
+        if not self.hold_peak:
+            self.levels.append((row, before, self.live_bytes))
+
+    def dependences(self, accesses: Iterable[Access]) -> set[int]:
+        """Rows that wrote any byte of the extents."""
+        found: set[int] = set()
+        for access in accesses:
+            for start, stop, row in self._storages[access.key].writers:
+                if start < access.stop and stop > access.start:
+                    found.add(row)
+        return found
+
+    def nbytes(self, key: int, default: float) -> float:
+        """Bytes of a storage, `default` if it is gone."""
+        storage = self._storages.get(key)
+        return default if storage is None else float(storage.nbytes)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    size = tensor.element_size()
+    start = tensor.storage_offset() * size
+    if tensor.is_contiguous():
+        return start, start + tensor.numel() * size
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * size
