@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from echo_explore.core import SpecError
 from echo_explore.core.home import state_folder
@@ -67,6 +68,12 @@ class CachedTracer:
         if self._service is not None and self._owns_service:
             self._service.close()
             self._service = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def _path(self, key: str) -> Path:
         if self._folder is None:
