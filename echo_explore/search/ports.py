@@ -92,6 +92,9 @@ class Evaluator(Protocol):
     def write_timeline(self, point: SearchPoint, path: Path) -> None:
         """Write the timeline of a point to a file that Perfetto opens."""
 
+    def close(self) -> None:
+        """End the processes that it started."""
+
 
 class EvaluatorFactory(Protocol):
     """Makes the evaluator in whatever process needs one; small and picklable."""

@@ -10,9 +10,7 @@ from typing import Any, TextIO, cast
 
 from echo_explore.core import (
     MissingExtra,
-    SpecError,
     StudyError,
-    canonical_json,
     check_name,
     content_hash,
     write_atomic,
@@ -36,6 +34,7 @@ from echo_explore.search.options import (
 from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Evaluator, EvaluatorFactory, Mirror, Pool, Proposer, TrialRecord
 from echo_explore.search.progress import Progress
+from echo_explore.search.ray_environment import prepare
 from echo_explore.search.result import SearchResult, best_trials, count_trials, record_row
 from echo_explore.search.space import ResolvedSpace, enumerate_points, resolve_space, with_objective
 from echo_explore.specs import load_space
@@ -216,6 +215,7 @@ class _Session:
     def _pool(self, evaluator: Evaluator) -> Pool:
         if self.options.address == "none":
             return LocalPool(evaluator)
+        prepare(self.options.address)
         from echo_explore.search.pool import RayPool
 
         return RayPool(self.factory, evaluator, address=self.options.address, num_workers=self.options.workers)

@@ -135,6 +135,9 @@ class FakeEvaluator:
         """An empty Chrome trace."""
         path.write_text('{"traceEvents": []}\n')
 
+    def close(self) -> None:
+        """Nothing to end."""
+
     def _flop(self) -> float:
         model, recipe = self.space.model, self.space.space.recipe
         return 72.0 * recipe.global_batch_size * recipe.sequence_length * model.num_layers * model.hidden_size**2

@@ -20,5 +20,7 @@ def serve(storage: str, *, host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise SpecError("port", port, f"cannot be bound on {host}: {error.strerror}", "give another --port") from None
+            raise SpecError(
+                "port", port, f"cannot be bound on {host}: {error.strerror}", "give another --port"
+            ) from None
     optuna_dashboard.run_server(opened, host=host, port=port)
