@@ -1,4 +1,4 @@
-"""Time the predictions that the README promises; prints medians. Run by hand: python scripts/bench_predict.py [--search].
+"""Time the predictions that the README promises; prints medians. By hand: python scripts/bench_predict.py [--search].
 
 Cold: a new process with an empty state folder and empty compile caches, imports included. Warm: the same again. Call: a
 prediction inside a process that has already made one.

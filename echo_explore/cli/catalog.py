@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 
@@ -70,7 +70,7 @@ def _write_template(kind: Kind, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise SpecError("new", str(path), "its folder does not exist", "make the folder first")
     try:
-        write_atomic(path, template(cast("Kind", kind)).encode(), overwrite=False)
+        write_atomic(path, template(kind).encode(), overwrite=False)
     except FileExistsError:
         raise SpecError("new", str(path), "exists, and nothing is overwritten", "give another file") from None
     except OSError as error:

@@ -4,8 +4,8 @@ import os
 import sys
 from typing import NoReturn
 
-import click
 import typer
+from typer.exceptions import TyperException
 from typer.main import get_command
 
 from echo_explore.cli import catalog, dashboard, predict, search, trace, validate
@@ -36,23 +36,20 @@ def main() -> NoReturn:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         code = get_command(app).main(args=sys.argv[1:], prog_name="echo-explore", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        code = stop.exit_code
-    except click.exceptions.Abort:
-        code = EXIT_INTERRUPTED
-    except click.ClickException as error:
-        fix = "see echo-explore --help" if error.ctx_command is None else f"see {error.ctx_command} --help"
-        _say(f"{error.format_message()}; fix: {fix}")
-        code = EXIT_BAD_INPUT
     except EchoError as error:
         _say(str(error))
         code = EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        _say("interrupted; what was finished is kept, the same command goes on from there")
+    except TyperException as error:  # what typer itself refuses: unknown flags, missing options, wrong types
+        context = getattr(error, "ctx", None)
+        _say(f"{error.format_message()}; fix: see {context.command_path if context else 'echo-explore'} --help")
+        code = EXIT_BAD_INPUT
+    except (typer.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    if code == EXIT_INTERRUPTED:
+        _say("interrupted; what was finished is kept, the same command goes on from there")
     sys.exit(code if isinstance(code, int) else 0)
 
 

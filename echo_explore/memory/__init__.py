@@ -2,6 +2,15 @@
 
 from echo_explore.memory.advice import Change, cheapest_changes
 from echo_explore.memory.bound import memory_lower_bound
-from echo_explore.memory.profile import MemoryProfile, StageMemory, memory_profile
+from echo_explore.memory.profile import SHARED_WEIGHT, MemoryProfile, StageMemory, memory_profile, stage_chunks
 
-__all__ = ["Change", "MemoryProfile", "StageMemory", "cheapest_changes", "memory_lower_bound", "memory_profile"]
+__all__ = [
+    "SHARED_WEIGHT",
+    "Change",
+    "MemoryProfile",
+    "StageMemory",
+    "cheapest_changes",
+    "memory_lower_bound",
+    "memory_profile",
+    "stage_chunks",
+]

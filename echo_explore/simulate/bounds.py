@@ -30,7 +30,7 @@ def lower_bounds(candidate: Candidate) -> LowerBounds:
     The work of a stage is the executed FLOP of its layers (recomputation included, a causal flash kernel at half) and,
     on the last, of the logits. Where chunks are equal the 1F1B bubble of the layers alone is a second bound.
     """
-    layout, recipe = candidate.layout, candidate.recipe
+    layout = candidate.layout
     layer = {kind: _layer_flop(candidate, kind) for kind in set(candidate.model.layer_kinds)}
     stages = [0.0] * layout.pipeline_parallel
     first = 0

@@ -15,6 +15,7 @@ from echo_explore.graph import (
     chunk_pieces,
     concatenate,
 )
+from echo_explore.memory import SHARED_WEIGHT, stage_chunks
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
 from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
 from echo_explore.simulate.pricing import Pricer
@@ -39,18 +40,6 @@ class _ChunkPlan:
     backward_ends: tuple[int, ...]
 
 
-def chunk_shapes(candidate: Candidate) -> tuple[ChunkShape, ...]:
-    """The model chunks in model order; chunk c lies on stage c mod pp."""
-    shapes, first = [], 0
-    last = len(candidate.chunk_layers) - 1
-    for index, layers in enumerate(candidate.chunk_layers):
-        shapes.append(
-            ChunkShape(first_layer=first, num_layers=layers, has_embedding=index == 0, has_head=index == last)
-        )
-        first += layers
-    return tuple(shapes)
-
-
 class JobBuilder:
     """Builds the PipelineJob of one candidate."""
 
@@ -67,11 +56,7 @@ class JobBuilder:
         """The job: one rank class a stage."""
         candidate = self._candidate
         layout, recipe, stack = candidate.layout, candidate.recipe, candidate.stack
-        shapes = chunk_shapes(candidate)
-        stages = tuple(
-            self._stage(stage, tuple(shapes[stage :: layout.pipeline_parallel]))
-            for stage in range(layout.pipeline_parallel)
-        )
+        stages = tuple(self._stage(stage, stage_chunks(candidate, stage)) for stage in range(layout.pipeline_parallel))
         schedule = "no-pipelining" if layout.pipeline_parallel == 1 else "1f1b"
         host = 0.0 if stack.cuda_graphs else stack.host_launch_s * self._what_if.host_factor
         return PipelineJob(
@@ -108,7 +93,13 @@ class JobBuilder:
     def _plan(self, shape: ChunkShape) -> _ChunkPlan:
         names = shape.piece_names(self._trace.layer_kinds)
         pieces = chunk_pieces(self._trace, shape)
-        parameters = [(p, i) for i, piece in enumerate(pieces) for p in piece.parameters]
+        once = self._candidate.model.tied_embeddings and shape.has_embedding and shape.has_head
+        parameters = [
+            (p, i)
+            for i, piece in enumerate(pieces)
+            for p in piece.parameters
+            if not (once and names[i] == "head" and p.name.endswith(SHARED_WEIGHT))
+        ]
         forward_ends, backward_ends, forward, backward = [], [0] * len(pieces), 0, 0
         for piece in pieces:
             forward += piece.forward.num_ops
@@ -165,7 +156,7 @@ class JobBuilder:
         if not self._candidate.model.tied_embeddings:
             return False
         return (piece == "embedding" and parameter.name.endswith("word_embeddings.weight")) or (
-            piece == "head" and parameter.name.endswith("output_layer.weight")
+            piece == "head" and parameter.name.endswith(SHARED_WEIGHT)
         )
 
     def _chunk(self, plan: _ChunkPlan, buckets: tuple[Bucket, ...]) -> ChunkJob:

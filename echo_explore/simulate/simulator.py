@@ -88,7 +88,7 @@ class Simulator:
             record_spans=timeline is not None,
         )
         if timeline is not None:
-            write_perfetto(step, timeline)
+            write_perfetto(timeline, step)
         end = time.perf_counter()
         elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
         warnings = (*pricer.extrapolated, *memory_warnings(memory))
@@ -98,7 +98,7 @@ class Simulator:
         device = candidate.cluster.device
         if not self.allow_fallback and not self.compute.covers(device):
             raise MissingCalibration(
-                f"device.calibration = {device.calibration!r}: no coefficients are calibrated for it; fix: name a measured "
+                f"device.calibration = {device.calibration!r}: no coefficients are known for it; fix: name a measured "
                 "device in the cluster file, or give --allow-fallback to price it from its specification"
             )
 
