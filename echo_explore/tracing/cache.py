@@ -12,7 +12,8 @@ from echo_explore.core import SpecError
 from echo_explore.core.home import state_folder
 from echo_explore.graph import Trace, load_trace
 from echo_explore.tracing.request import TraceRequest
-from echo_explore.tracing.service import TraceService, framework_versions
+from echo_explore.tracing.service import TraceService
+from echo_explore.tracing.versions import framework_versions
 
 MOST_BYTES = 20 * 10**9
 """Size of the cache on disk; beyond it the traces used longest ago go."""

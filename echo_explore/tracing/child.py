@@ -16,6 +16,7 @@ from typing import Any
 
 from echo_explore.core import EchoError, MissingExtra
 from echo_explore.tracing import wire
+from echo_explore.tracing.versions import framework_versions
 
 _PARENT_CHECK_S = 1.0
 
@@ -35,12 +36,60 @@ def _trace(request: dict[str, Any]) -> dict[str, Any]:
     from echo_explore.tracing.request import request_from_json
 
     started = time.perf_counter()
-    trace = trace_pieces(request_from_json(request["request"]), runtime.versions())
+    trace = trace_pieces(request_from_json(request["request"]), framework_versions())
     save_trace(Path(request["path"]), trace)
     return {"key": trace.key, "trace_s": time.perf_counter() - started, "prepare_s": prepare_s}
 
 
-OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"prepare": _prepare, "trace": _trace}
+def _trace_rank(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.graph import save_graph
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing.megatron_rank import trace_rank
+    from echo_explore.tracing.rank_request import rank_request_from_json
+
+    graph = trace_rank(rank_request_from_json(arguments["request"]))
+    save_graph(Path(arguments["path"]), graph, facts={"versions": framework_versions()})
+    return {"num_ops": graph.num_ops}
+
+
+def _check_layout(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing.megatron_checks import check_layout
+    from echo_explore.tracing.request import request_from_json
+
+    return {"text": check_layout(**arguments | {"request": request_from_json(arguments["request"])})}
+
+
+def _schedule_order(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing.megatron_checks import schedule_order
+
+    return {"order": schedule_order(**arguments)}
+
+
+def _bucket_layout(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing.megatron_checks import bucket_layout
+
+    return {"buckets": bucket_layout(**arguments)}
+
+
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "prepare": _prepare,
+    "trace": _trace,
+    "trace_rank": _trace_rank,
+    "check_layout": _check_layout,
+    "schedule_order": _schedule_order,
+    "bucket_layout": _bucket_layout,
+}
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -29,11 +29,12 @@ class Degrees:
     context: int = 1
     expert: int = 1
     rank: int = 0
+    num_gpus: int | None = None
 
     @property
     def world_size(self) -> int:
-        """GPUs of the job."""
-        return self.tensor * self.pipeline * self.context * self.data
+        """GPUs of the job; what the degrees make, unless given."""
+        return self.num_gpus or self.tensor * self.pipeline * self.context * self.data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,9 @@ def _layer_spec(request: TraceRequest) -> Any:
     return spec
 
 
-def build_chunks(request: TraceRequest, config: Any, degrees: Degrees, *, tied: bool) -> list[Any]:
+def build_chunks(
+    request: TraceRequest, config: Any, degrees: Degrees, *, tied: bool, only: int | None = None
+) -> list[Any]:
     """The GPTModels of this rank, one a virtual pipeline chunk, as Megatron builds them.
 
     Args:
@@ -202,13 +205,14 @@ def build_chunks(request: TraceRequest, config: Any, degrees: Degrees, *, tied: 
         config: of `config_of`.
         degrees: of the running cluster.
         tied: input and output embedding share one matrix.
+        only: build this chunk alone.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
     model, chunks = request.model, []
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
-    for number in range(degrees.virtual):
+    for number in range(degrees.virtual) if only is None else (only,):
         stage = number if degrees.virtual > 1 else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -23,8 +23,10 @@ NUM_MICRO_BATCHES = 2
 _LAYER = re.compile(r"decoder\.layers\.(\d+)")
 
 
-def name_modules(recorder: Recorder, chunk: Any, *, first_layer: int) -> None:
+def name_modules(recorder: Recorder, chunk: Any) -> None:
     """Give the recorder the path of every module; layer numbers count over the whole model."""
+    layers = chunk.decoder.layers
+    first_layer = layers[0].layer_number - 1 if len(layers) else 0
     for path, module in chunk.named_modules():
         match = _LAYER.match(path)
         layer = first_layer + int(match[1]) if match else -1
@@ -52,7 +54,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         chunks = megatron_model.build_chunks(request, config, degrees, tied=False)
         models = megatron_model.wrap(chunks, config, schedule)
         inner = models[0].module.module if config.bf16 or config.fp16 else models[0].module
-        name_modules(recorder, inner, first_layer=0)
+        name_modules(recorder, inner)
         batches = Batches(request)
         found = _run(recorder, models, batches, request)
     cutter = _Cutter(recorder, found, inner, request)
@@ -105,8 +107,8 @@ def _boundary_bytes(request: TraceRequest) -> float:
     return float(tokens * request.model.hidden_size * megatron_model.DTYPES[request.precision].itemsize)
 
 
-def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
-    """Rows [first, last) as rows of a piece: references inside it are shifted, others dropped."""
+def move_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
+    """Rows [first, last) as rows of a graph of their own: references among them are shifted, others dropped."""
 
     def inside(row: int) -> int:
         return row - first if first <= row < last else -1
@@ -114,15 +116,17 @@ def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
     return [
         replace(
             row,
-            layer=min(row.layer, 0),
-            micro_batch=-1,
-            chunk=0,
             awaits=inside(row.awaits),
             forward_op=inside(row.forward_op),
             deps=tuple(inside(d) for d in row.deps if first <= d < last),
         )
         for row in rows[first:last]
     ]
+
+
+def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
+    """Rows [first, last) as rows of a piece, which knows neither its layer nor its micro-batch."""
+    return [replace(row, layer=min(row.layer, 0), micro_batch=-1, chunk=0) for row in move_rows(rows, first, last)]
 
 
 class _Cutter:

@@ -34,6 +34,7 @@ class Batches:
         self._tokens = torch.zeros(batch, sequence, dtype=torch.int64, device="cuda")
         self._positions = self._tokens.clone()
         self._loss_mask = torch.ones(batch, sequence, dtype=torch.float32, device="cuda")
+        self.inputs = (self._tokens, self._positions)
         self._mask = None
         if request.attention == "unfused":
             self._mask = torch.ones(1, 1, sequence, sequence, dtype=torch.bool, device="cuda")

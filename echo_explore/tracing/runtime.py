@@ -1,6 +1,5 @@
 """Makes a process the tracing one: no-op CUDA device, fake torch.cuda, fake cluster, Megatron with its stand-ins."""
 
-import importlib.metadata
 import os
 import time
 import warnings
@@ -8,15 +7,6 @@ import warnings
 from echo_explore.tracing import guard
 
 _ready: list[float] = []
-
-
-def versions() -> dict[str, str]:
-    """Versions of torch and megatron-core without importing them; local parts such as `+cpu` are left out.
-
-    Raises:
-        importlib.metadata.PackageNotFoundError: one is not installed.
-    """
-    return {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "megatron-core")}
 
 
 def prepare() -> float:

@@ -1,38 +1,27 @@
 """A clean Python child that traces; the caller never imports torch, whether it has done so already or not."""
 
 import contextlib
-import importlib.metadata
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from echo_explore.core import MissingExtra, TraceError
-from echo_explore.graph import Trace, load_trace
+from echo_explore.graph import ExecutionGraph, Trace, load_graph, load_trace
+from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
+from echo_explore.tracing.rank_request import rank_request_of
 from echo_explore.tracing.request import TraceRequest
+from echo_explore.tracing.versions import framework_versions
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 300.0  # imports on a loaded machine, and one compilation
 _TAIL_BYTES = 2000
-
-
-def framework_versions() -> dict[str, str]:
-    """Versions of torch and megatron-core, read without importing them.
-
-    Raises:
-        MissingExtra: one of them is not installed.
-    """
-    try:
-        # A local part such as +cpu says how torch was built, not what it does.
-        return {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "megatron-core")}
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingExtra("tracing a model", "trace") from None
 
 
 class TraceService:
@@ -90,6 +79,93 @@ class TraceService:
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-explore-trace-")), "trace.npz")
             self.call("trace", {"request": request.to_json(), "path": str(path.absolute())})
             return load_trace(path)
+
+    def trace_rank(self, candidate: Candidate, rank: int) -> ExecutionGraph:
+        """One whole iteration of one rank of a candidate, with its gradient reduction and optimizer.
+
+        Raises:
+            TraceError: it can't be traced.
+            MissingExtra: torch or megatron-core is not installed.
+            SpecError: the job has no such rank.
+        """
+        request = rank_request_of(candidate, rank)
+        with tempfile.TemporaryDirectory(prefix="echo-explore-trace-") as folder:
+            path = Path(folder, "rank.npz")
+            self.call("trace_rank", {"request": request.to_json(), "path": str(path)})
+            return load_graph(path)
+
+    def check_layout(
+        self,
+        request: TraceRequest,
+        layout: Mapping[str, int],
+        *,
+        global_batch_size: int,
+        num_gpus: int | None = None,
+        chunk_layers: Sequence[int] = (),
+    ) -> str:
+        """`ok`, or the text with which megatron-core refuses a layout.
+
+        Args:
+            request: model, batch, sequence, kernels; its degrees count for nothing but sequence_parallel.
+            layout: tp, pp, vpp, dp, cp, ep; 1 where left out, dp what num_gpus allows.
+            global_batch_size: sequences a step.
+            num_gpus: of the job; default what the degrees make.
+            chunk_layers: layers of each chunk, for uneven splits; default: equal.
+        """
+        arguments = {
+            "request": request.to_json(),
+            "layout": dict(layout),
+            "global_batch_size": global_batch_size,
+            "num_gpus": num_gpus,
+            "chunk_layers": list(chunk_layers),
+        }
+        return str(self.call("check_layout", arguments)["text"])
+
+    def schedule_order(
+        self, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int
+    ) -> list[tuple[str, int, int]]:
+        """(`forward` or `backward`, micro-batch, chunk) of all that a pipeline stage runs, from Megatron's own schedule."""
+        names = ("pipeline_parallel", "virtual_pipeline", "num_micro_batches", "rank")
+        values = (pipeline_parallel, virtual_pipeline, num_micro_batches, rank)
+        answer = self.call("schedule_order", dict(zip(names, values, strict=True)))
+        return [(str(phase), int(micro_batch), int(chunk)) for phase, micro_batch, chunk in answer["order"]]
+
+    def bucket_layout(
+        self,
+        num_elements: Sequence[int],
+        data_parallel: int,
+        *,
+        distributed_optimizer: bool,
+        overlap_grad_reduce: bool,
+        bucket_elements: int | None = None,
+        own_bucket: Sequence[int] = (),
+        pipeline_rank: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Gradient buckets of Megatron's own DistributedDataParallel, in launch order.
+
+        Args:
+            num_elements: elements of each parameter in module order.
+            data_parallel: ranks that reduce together.
+            distributed_optimizer: shards optimizer states, which pads the buckets.
+            overlap_grad_reduce: cuts buckets at all.
+            bucket_elements: elements after which a bucket is closed; None: Megatron's default.
+            own_bucket: positions of shared embeddings.
+            pipeline_rank: stage; only stage 0 cuts buckets.
+
+        Returns:
+            For each bucket `num_elements` (padded) and `parameters` (positions, in buffer order).
+        """
+        arguments = {
+            "num_elements": list(num_elements),
+            "data_parallel": data_parallel,
+            "distributed_optimizer": distributed_optimizer,
+            "overlap_grad_reduce": overlap_grad_reduce,
+            "bucket_elements": bucket_elements,
+            "own_bucket": list(own_bucket),
+            "pipeline_rank": pipeline_rank,
+        }
+        buckets = self.call("bucket_layout", arguments)["buckets"]
+        return [dict(bucket) for bucket in buckets]
 
     def call(self, operation: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         """One request to the child and its answer.

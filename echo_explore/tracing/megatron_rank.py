@@ -1,0 +1,117 @@
+"""Traces one whole iteration of one rank of a Megatron job: every micro-batch, gradient reduction, optimizer."""
+
+from typing import Any
+
+import torch
+
+from echo_explore.graph import ExecutionGraph, Phase, build_graph
+from echo_explore.tracing import megatron_model, megatron_shims
+from echo_explore.tracing.megatron_model import Degrees, Schedule
+from echo_explore.tracing.megatron_pieces import move_rows, name_modules
+from echo_explore.tracing.megatron_schedule import Batches, spans
+from echo_explore.tracing.rank_request import RankRequest
+from echo_explore.tracing.recorder import Recorder
+
+
+def trace_rank(request: RankRequest) -> ExecutionGraph:
+    """The graph of the second iteration (the first one makes optimizer states and does not overlap).
+
+    Raises:
+        TraceError: the tracer or Megatron can't do it.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    trace = request.trace
+    megatron_model.refuse_unsupported(trace)
+    degrees = Degrees(
+        tensor=trace.tensor_parallel,
+        pipeline=request.pipeline_parallel,
+        virtual=request.virtual_pipeline,
+        data=request.data_parallel,
+        rank=request.rank,
+    )
+    schedule = Schedule(
+        layers_of_chunks=request.chunk_layers,
+        overlap_p2p=request.overlap_p2p,
+        distributed_optimizer=request.distributed_optimizer,
+        overlap_grad_reduce=request.overlap_grad_reduce,
+        overlap_param_gather=request.overlap_param_gather,
+        bucket_elements=request.bucket_elements,
+    )
+    axes = megatron_model.start_cluster(degrees)
+    config = megatron_model.config_of(trace, sum(request.chunk_layers), degrees, schedule)
+    recorder = Recorder(axes, fuse=trace.fusion == "fused")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.autograd.set_multithreading_enabled(False), megatron_shims.recording(recorder):
+            chunks = megatron_model.build_chunks(trace, config, degrees, tied=trace.model.tied_embeddings)
+            for chunk in chunks:
+                name_modules(recorder, chunk)
+            models = megatron_model.wrap(chunks, config, schedule)
+            for chunk in chunks:  # the wrappers replace parameters
+                name_modules(recorder, chunk)
+            optimizer = _optimizer(trace.precision, models, schedule)
+            _connect(config, models, optimizer, schedule, recorder)
+            recorder.phase = Phase.OPTIMIZER
+            optimizer.step()
+            recorder.flush()
+            first = len(recorder.rows)
+            _iterate(recorder, models, optimizer, Batches(trace), request)
+            recorder.flush()
+    return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
+
+
+def _optimizer(precision: str, models: list[Any], schedule: Schedule) -> Any:
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-4,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        params_dtype=megatron_model.DTYPES[precision],
+        use_distributed_optimizer=schedule.distributed_optimizer,
+        overlap_param_gather=schedule.overlap_param_gather,
+        clip_grad=1.0,  # Megatron-LM's default
+    )
+    return get_megatron_optimizer(settings, models, use_gloo_process_groups=False)
+
+
+def _connect(config: Any, models: list[Any], optimizer: Any, schedule: Schedule, recorder: Recorder) -> None:
+    """As Megatron-LM 0.16 does in training.py, `train`: what the schedule calls, and when gradients are reduced."""
+    from megatron.core.distributed import finalize_model_grads
+
+    def finalize(*args: Any, **kwargs: Any) -> None:
+        recorder.flush()
+        recorder.phase, recorder.micro_batch, recorder.chunk = Phase.OPTIMIZER, -1, 0
+        finalize_model_grads(*args, **kwargs)
+
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize
+    if schedule.overlap_grad_reduce:
+        no_sync = [model.no_sync for model in models]
+        grad_sync = [model.start_grad_sync for model in models]  # --align-grad-reduce, the default
+        config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
+        config.grad_sync_func = grad_sync if len(models) > 1 else grad_sync[0]
+
+
+def _iterate(recorder: Recorder, models: list[Any], optimizer: Any, batches: Batches, request: RankRequest) -> None:
+    """Megatron-LM 0.16, training.py, `train_step`."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    for model in models:
+        model.zero_grad_buffer()
+    optimizer.zero_grad()
+    recorder.phase = Phase.FORWARD
+    several = len(models) > 1
+    with spans(recorder, models):
+        get_forward_backward_func()(
+            forward_step_func=batches.step,
+            data_iterator=[None] * len(models) if several else None,
+            model=models if several else models[0],
+            num_microbatches=request.num_micro_batches,
+            seq_length=request.trace.sequence_length,
+            micro_batch_size=request.trace.micro_batch_size,
+            forward_only=False,
+        )
+    recorder.phase, recorder.micro_batch, recorder.chunk = Phase.OPTIMIZER, -1, 0
+    optimizer.step()

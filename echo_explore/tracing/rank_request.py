@@ -1,0 +1,70 @@
+"""What the trace of one whole rank is asked for: a trace request, and everything a trace of pieces leaves out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from echo_explore.core import SpecError
+from echo_explore.specs import Candidate
+from echo_explore.tracing.request import TraceRequest, request_from_json, request_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """One iteration of one rank of a whole job.
+
+    Attributes:
+        trace: model, tensor parallelism, batch, precision, kernels.
+        rank: global rank that is played.
+        chunk_layers: layers of each chunk in model order.
+        bucket_elements: elements after which a gradient bucket is closed.
+    """
+
+    trace: TraceRequest
+    rank: int
+    pipeline_parallel: int
+    virtual_pipeline: int
+    data_parallel: int
+    num_micro_batches: int
+    chunk_layers: tuple[int, ...]
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    overlap_p2p: bool
+    bucket_elements: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain JSON value from which `rank_request_from_json` makes it again."""
+        value = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return value | {"trace": self.trace.to_json(), "chunk_layers": list(self.chunk_layers)}
+
+
+def rank_request_from_json(value: dict[str, Any]) -> RankRequest:
+    """The request of which `to_json` made `value`."""
+    trace = request_from_json(value["trace"])
+    return RankRequest(**value | {"trace": trace, "chunk_layers": tuple(value["chunk_layers"])})
+
+
+def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
+    """One iteration of one rank of a candidate.
+
+    Raises:
+        SpecError: the job has no such rank.
+    """
+    layout, recipe = candidate.layout, candidate.recipe
+    if not 0 <= rank < candidate.num_gpus:
+        raise SpecError("rank", rank, f"must be 0 to {candidate.num_gpus - 1}", "choose a rank of the job")
+    return RankRequest(
+        trace=request_of(candidate),
+        rank=rank,
+        pipeline_parallel=layout.pipeline_parallel,
+        virtual_pipeline=layout.virtual_pipeline,
+        data_parallel=layout.data_parallel,
+        num_micro_batches=candidate.num_micro_batches,
+        chunk_layers=candidate.chunk_layers,
+        distributed_optimizer=bool(recipe.distributed_optimizer),
+        overlap_grad_reduce=bool(recipe.overlap_grad_reduce),
+        overlap_param_gather=bool(recipe.overlap_param_gather and recipe.distributed_optimizer),
+        overlap_p2p=bool(recipe.overlap_p2p),
+        # Megatron-LM 0.16, training.py: max(40000000, 1000000 * dp)
+        bucket_elements=max(candidate.stack.bucket_elements, 1_000_000 * layout.data_parallel),
+    )
