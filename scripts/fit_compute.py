@@ -100,9 +100,19 @@ STREAM_ROWS: Mapping[str, Mapping[str, tuple[str, str, float]]] = {
         "softmax": ("V100-PCIE-32GB", "op == 'softmax'", 0.9e12),
     },
 }
+PUBLISHED_RATES = {
+    # SemiAnalysis, "MI300X vs H100 vs H200 benchmark part 1: training" (22 December 2024): large products in the stock
+    # PyTorch reach about 620 of 1,307 TFLOP/s in BF16 and 990 of 2,615 in FP8 (H100: 720 of 989 and 1,280 of 1,979).
+    "mi300x": {"bf16": 620 / 1307.4, "fp8": 990 / 2614.9},
+}
 INHERITED = {
     "a100-sxm4-40gb": ("a100-sxm4-80gb", 0.02, "the same GPU with slower memory: NVIDIA A100 datasheet (June 2021)"),
     "h800-sxm5-80gb": ("h100-sxm5-80gb", 0.03, "only FP64 and NVLink are cut: arXiv 2505.09343 (2025), section 4.1"),
+    "mi325x": (
+        "mi300x",
+        0.1,
+        "the same 304 compute units with other memory and 1,000 W: AMD data sheet (October 2024)",
+    ),
     "b300-sxm": ("gb300", 0.06, "the same Blackwell Ultra GPU with 148 SMs: NVIDIA HGX B300 specifications (2025)"),
 }
 
@@ -346,7 +356,13 @@ class Fit:
                     "sigma_log": ASSUMED_SIGMA_LOG if name in GENERIC_STREAM_NOTES else 0.2,
                 },
             )
-        order = [*CLUSTERS, "v100-sxm2-32gb", *INHERITED]
+        for key, rates in PUBLISHED_RATES.items():
+            for precision, rate in rates.items():
+                table = replace(
+                    coefficients, isolated_rate_fraction=rate, sustained_rate_fraction=rate, sigma_log=ASSUMED_SIGMA_LOG
+                )
+                self.gemm.setdefault(key, {})[precision] = table, "generic shares; rate: SemiAnalysis (December 2024)"
+        order = [*CLUSTERS, "v100-sxm2-32gb", *PUBLISHED_RATES, *INHERITED]
         for key in order:
             if key in INHERITED:
                 parent, sigma, because = INHERITED[key]

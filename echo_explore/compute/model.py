@@ -19,7 +19,7 @@ from echo_explore.compute.coefficients import (
 from echo_explore.compute.gemm import Floats, GemmCoefficients, Machine, gemm_time_s
 from echo_explore.compute.streaming import StreamCoefficients, stream_time_s
 from echo_explore.compute.times import KernelTimes
-from echo_explore.core import MissingCalibration
+from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DTYPE_BYTES, DType, ExecutionGraph, OpClass, Phase
 from echo_explore.specs import DeviceSpec, StackProfile
 
@@ -119,12 +119,19 @@ class _Pricing:
         own = calibration.devices.get(device.calibration)
         self.own: DeviceCoefficients = own or self.generic
         self.lines: dict[str, None] = {}
+        self.assumed: list[str] = []
         if own is None:
             self.note(f"{device.calibration}: no coefficients, priced from its specification")
 
     def note(self, line: str) -> None:
         """Report something that was priced outside the domain of its coefficients."""
         self.lines.setdefault(line)
+
+    def extrapolated(self) -> tuple[str, ...]:
+        """All that was reported; streaming classes without a table of this device share one line."""
+        if self.assumed and self.own is not self.generic:
+            self.note(f"{', '.join(sorted(set(self.assumed)))} on {self.device.calibration}: generic bandwidth shares")
+        return tuple(self.lines)
 
     def machine(self, dtype: int, op: str) -> tuple[Machine, str]:
         """The rates at a data type, and its name.
@@ -173,7 +180,7 @@ class _Pricing:
         """Coefficients of a class of streaming kernels and the spread of borrowing them."""
         found = self.own.streaming.get(name)
         if found is None:
-            self.note(f"{name} on {self.device.calibration}: generic efficiencies")
+            self.assumed.append(name)
             return self.generic.streaming[name], self.generic.extra_sigma_log
         return found, self.own.extra_sigma_log
 
@@ -245,6 +252,21 @@ class _Pricing:
         return np.maximum(time, part.flop / (np.array(peaks) * OTHER_RATE_FRACTION)), np.full(time.shape, 0.7)
 
 
+def _scale(stack: StackProfile, op_class: npt.NDArray[np.int64]) -> Floats:
+    """(num_signatures,) factors of the stack profile.
+
+    Raises:
+        SpecError: it names a class that does not exist.
+    """
+    known = {member.name.lower(): member for member in OpClass}
+    scale = np.ones(op_class.size)
+    for name, factor in stack.compute_scale.items():
+        if name not in known:
+            raise SpecError("compute_scale", name, "is not an op class", f"use one of {', '.join(known)}")
+        scale[op_class == known[name]] = factor
+    return scale
+
+
 class RooflineModel:
     """Kernel times from a roofline with measured efficiencies; implements `simulate.ports.ComputeModel`.
 
@@ -289,6 +311,7 @@ class RooflineModel:
 
         Raises:
             MissingCalibration: a matrix product in a data type that the device has no rate for.
+            SpecError: the stack scales a class that does not exist.
         """
         distinct = _signatures(graph)
         pricing = _Pricing(self._calibration, device, sustained=self._sustained)
@@ -312,10 +335,8 @@ class RooflineModel:
             price(mask, lambda part, n=name: pricing.stream(part, n))  # type: ignore[misc]
             left &= ~mask
         price(left, pricing.other)
-        scale = np.ones(time.size)
-        for name, factor in stack.compute_scale.items():
-            scale[distinct.op_class == OpClass[name.upper()]] = factor
+        scale = _scale(stack, distinct.op_class)
         time_s, sigma_log = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
         time_s[distinct.rows] = (time * scale)[distinct.inverse]
         sigma_log[distinct.rows] = sigma[distinct.inverse]
-        return KernelTimes(time_s=time_s, sigma_log=sigma_log, extrapolated=tuple(pricing.lines))
+        return KernelTimes(time_s=time_s, sigma_log=sigma_log, extrapolated=pricing.extrapolated())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_explore.compute import RooflineModel
-from echo_explore.core import MissingCalibration
+from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DTYPE_BYTES, Collective, DType, OpClass, OpKind, OpRow, Phase, build_graph
 from echo_explore.specs import DeviceSpec
 from tests.compute.graphs import attention, device, gemm, gpt_layer, stack, stream
@@ -149,6 +149,12 @@ def test_the_scale_of_a_stack_multiplies_its_class() -> None:
     graph = build_graph([stream(OpClass.NORM, 1e8, 1e8), gemm(1, 512, 512, 512)])
     plain, scaled = (MODEL.kernel_times(graph, device(), s).time_s for s in (STACK, slower))
     np.testing.assert_allclose(scaled / plain, [2.0, 1.0])
+
+
+def test_a_scale_of_no_class_is_named() -> None:
+    wrong = STACK.model_copy(update={"compute_scale": {"norms": 2.0}})
+    with pytest.raises(SpecError, match="compute_scale = 'norms': is not an op class"):
+        MODEL.kernel_times(build_graph([gemm(1, 512, 512, 512)]), device(), wrong)
 
 
 def test_rows_of_unaligned_products_are_slower() -> None:
