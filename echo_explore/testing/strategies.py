@@ -110,12 +110,13 @@ def pipeline_jobs(
     else:
         num_micro_batches = draw(st.integers(1, max_micro_batches))
     uneven = draw(st.booleans())
-    shared = (draw(items()), draw(items()))
+    in_blocks = data_parallel and draw(st.sampled_from([False, False, True]))  # as sharded parameters need it
+    shared = (draw(items(data=in_blocks)), draw(items(data=in_blocks)))
     stages = []
     for s in range(num_stages):
         chunks = []
         for _ in range(num_chunks):
-            forward, backward = (draw(items()), draw(items())) if uneven else shared
+            forward, backward = (draw(items(data=in_blocks)), draw(items(data=in_blocks))) if uneven else shared
             chunks.append(draw(_chunks(forward, backward, data_parallel=data_parallel)))
         stages.append(
             StageJob(

@@ -20,7 +20,7 @@ from echo_explore.timeline.program import Times
 from echo_explore.timeline.schedules import BACKWARD
 
 _EQUAL = 1e-9  # of the period: after any number of periods the error stays below this share of the step
-_GROWTH = 4  # next try is that much longer
+_GROWTH = 2  # next try is that much longer: all tries together cost at most twice the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,25 +46,23 @@ def _is_interleaved(job: PipelineJob) -> bool:
 
 def trial_lengths(job: PipelineJob) -> Iterator[int]:
     """Numbers of micro-batches to try, short first, the job's own last."""
-    full, p = job.num_micro_batches, len(job.stages)
-    if _is_interleaved(job):
-        step, length = p, 7 * p
-    else:
-        step, length = 2, 3 * p + 4
-    while length + 2 * step < full:
-        yield length + (full - length) % step
+    p = len(job.stages)
+    length = 7 * p if _is_interleaved(job) else 3 * p + 4
+    while length + 2 * p < job.num_micro_batches:
+        yield length
         length *= _GROWTH
-    yield full
+    yield job.num_micro_batches
 
 
 def find_period(job: PipelineJob, step: StepProgram, times: Times) -> Period | None:
     """The steady state that the run has reached before its forwards run out; None if there is none to prove."""
     p, n = len(job.stages), step.layout.at.shape[3]
     if _is_interleaved(job):
-        return _period(step, times, last=n - 2 * p - 1, window=2 * p, micro_batches=p)
-    last = n - p - 1
-    for micro_batches in (1, 2):
-        if found := _period(step, times, last=last, window=p + 1, micro_batches=micro_batches):
+        last, window, unit = n - 2 * p - 1, 2 * p, p
+    else:
+        last, window, unit = n - p - 1, p + 1, 1
+    for count in range(1, p + 1):
+        if found := _period(step, times, last=last, window=window, micro_batches=count * unit):
             return found
     return None
 

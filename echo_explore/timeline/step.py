@@ -108,15 +108,19 @@ def _run_all_rows(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> _Run:
 
 def _run_folded(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> tuple[_Run, Period | None]:
     num_ops = 0
-    for num_micro_batches in trial_lengths(job):
-        run = _run_collapsed(job, blocks, pairs, num_micro_batches)
+    full = job.num_micro_batches
+    for length in trial_lengths(job):
+        run = _run_collapsed(job, blocks, pairs, length)
         num_ops += run.num_ops
-        run = _Run(step=run.step, times=run.times, num_ops=num_ops)
-        if num_micro_batches == job.num_micro_batches:
-            return run, None
-        period = find_period(job, run.step, run.times)
-        if period is not None and (job.num_micro_batches - num_micro_batches) % period.micro_batches == 0:
-            return run, period
+        period = find_period(job, run.step, run.times) if length < full else None
+        if period is not None and (rest := (full - length) % period.micro_batches):
+            run = _run_collapsed(job, blocks, pairs, length + rest)
+            num_ops += run.num_ops
+            period = find_period(job, run.step, run.times)
+            if period is not None and (full - length - rest) % period.micro_batches:
+                continue
+        if period is not None or length == full:
+            return _Run(step=run.step, times=run.times, num_ops=num_ops), period
     raise AssertionError("the last trial length is the job's own")
 
 

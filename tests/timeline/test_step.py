@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_explore.graph import Collective
+from echo_explore.graph import Collective, OpClass, Phase
 from echo_explore.testing.strategies import (
+    Item,
     equal_stages_job,
     interference,
     pipeline_jobs,
+    timed_graph,
 )
 from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, StepTimeline, simulate_step
 
@@ -132,3 +134,50 @@ def test_interference_slows_overlapped_buckets_only() -> None:
     off = simulate_step(replace(job, overlap_grad_reduce=False), interference=interference(1.5, 1.2), fidelity="kernel")
     assert off.step_time_s == pytest.approx(7.0)
     assert off.breakdown["data_s"] == pytest.approx(1.0)
+
+
+def test_cost_does_not_grow_with_micro_batches() -> None:
+    job = equal_stages_job(num_stages=4, num_micro_batches=100, forward=[("gemm", 1.0), ("sync", 0.1)], send_s=0.01)
+    few = simulate_step(job, interference=NONE, fidelity="kernel")
+    many = simulate_step(replace(job, num_micro_batches=10_000), interference=NONE, fidelity="kernel")
+    assert many.num_simulated_ops == few.num_simulated_ops
+    assert many.num_simulated_micro_batches == few.num_simulated_micro_batches < 50
+    odd = simulate_step(replace(job, num_micro_batches=10_003), interference=NONE, fidelity="kernel")
+    assert odd.num_simulated_ops < 3 * few.num_simulated_ops  # the period is four micro-batches: one more short run
+    assert odd.step_time_s == pytest.approx(many.step_time_s + 3 * 3.115, rel=1e-5)
+
+
+def test_late_steady_state_is_waited_for() -> None:
+    """A middle stage 2 % slower than the last decides only after the queue before it has filled."""
+    job = equal_stages_job(num_stages=6, num_micro_batches=400, send_s=0.001)
+    slow = timed_graph([("gemm", 2.06)], phase=Phase.BACKWARD)
+    chunk = replace(job.stages[2].chunks[0], backward=slow)
+    stages = tuple(replace(stage, chunks=(chunk,)) if s == 2 else stage for s, stage in enumerate(job.stages))
+    job = replace(job, stages=stages)
+    folded = simulate_step(job, interference=NONE, fidelity="kernel")
+    check_equal(folded, simulate_step(job, interference=NONE, fidelity="kernel", fold=False), rel=1e-9)
+
+
+def test_block_is_near_kernel_under_interference() -> None:
+    """Coalesced kernels are slowed like the longest of them: within 3 % where kernels of two classes mix."""
+    bucket = GradientBucket(
+        collective=Collective.ALL_REDUCE, message_bytes=1.0, time_s=4.0, sigma_log=0.1, ready_after=2
+    )
+    backward: list[Item] = [("gemm", 1.0), ("norm", 0.2), ("sync", 0.3), *[("gemm", 1.0), ("norm", 0.2)] * 3]
+    job = equal_stages_job(num_stages=2, num_micro_batches=8, backward=backward, buckets=(bucket,))
+    model = interference(1.0, 1.1)
+    model.compute[OpClass.GEMM], model.compute[OpClass.NORM] = 1.1, 1.5
+    kernel = simulate_step(job, interference=model, fidelity="kernel")
+    block = simulate_step(job, interference=model, fidelity="block")
+    assert block.step_time_s == pytest.approx(kernel.step_time_s, rel=0.03)
+    assert block.num_simulated_ops < kernel.num_simulated_ops
+
+
+def test_spans_change_no_number_and_agree_with_it() -> None:
+    job = equal_stages_job(num_stages=3, num_micro_batches=60, send_s=0.1)
+    plain = simulate_step(job, interference=NONE, fidelity="kernel")
+    shown = simulate_step(job, interference=NONE, fidelity="kernel", record_spans=True)
+    assert replace(shown, spans=()) == plain
+    assert max(span.end_s for span in shown.spans) == pytest.approx(plain.step_time_s)
+    kernels = sum(span.end_s - span.start_s for span in shown.spans if span.rank_class == 0 and span.stream == 0)
+    assert kernels == pytest.approx(plain.breakdown["compute_s"])
