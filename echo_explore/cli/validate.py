@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from echo_explore.core import content_hash
+from echo_explore.core.versions import MODEL_VERSION
+
 app = typer.Typer(help="Predict measured runs and print how wrong the predictions are.", no_args_is_help=True)
 
 
@@ -28,7 +31,11 @@ def steps(
     with CachedTracer() as tracer:
         simulator = default_simulator(tracer=tracer, calibration=calibration, allow_fallback=True)
         scores = validate_steps(
-            measured, out, simulator.predict, progress=lambda text: print(text, file=sys.stderr, flush=True)
+            measured,
+            out,
+            simulator.predict,
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            settings={"calibration": content_hash(simulator.calibration), "model_version": str(MODEL_VERSION)},
         )
     print(scores.text())
     return 0
