@@ -38,7 +38,7 @@ def load_graph(path: Path) -> ExecutionGraph:
     Raises:
         SpecError: the file is missing, damaged, of another kind or of another schema version.
     """
-    header, graphs = _read(path, "graph")
+    _, graphs = _read(path, "graph")
     if len(graphs) != 1:
         raise _damaged(path, f"holds {len(graphs)} graphs")
     return graphs[0]

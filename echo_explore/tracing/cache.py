@@ -98,7 +98,8 @@ class CachedTracer:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SpecError("cache folder", str(path.parent), f"cannot be made ({error.strerror})", "choose another") from error
+            folder, why = str(path.parent), f"cannot be made ({error.strerror})"
+            raise SpecError("cache folder", folder, why, "choose another") from error
         if self._service is None:
             self._service = TraceService()
         trace = self._service.trace(request, path)

@@ -1,7 +1,7 @@
 """The tracing process: `python -m echo_explore.tracing.child`, started by `TraceService` only.
 
-Requests come on stdin, answers go to the stdout it was started with; everything printed meanwhile goes to stderr. It ends
-when stdin does, and when its parent is gone.
+Requests come on stdin, answers go to the stdout it was started with; everything printed meanwhile goes to stderr. It
+ends when stdin does, and when its parent is gone.
 """
 
 import os

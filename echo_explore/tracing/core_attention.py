@@ -9,7 +9,7 @@ from echo_explore.tracing.fused_ops import FlashAttention
 
 
 class FlashCoreAttention(torch.nn.Module):
-    """Takes the place of `DotProductAttention`: same arguments, [seq, batch, heads, head_dim] in, [seq, batch, hidden] out."""
+    """Takes the place of `DotProductAttention`: [seq, batch, heads, head_dim] in, [seq, batch, hidden] out."""
 
     def __init__(
         self,
@@ -40,5 +40,6 @@ class FlashCoreAttention(torch.nn.Module):
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
         """Context of every token; the mask is the kernel's own causal one."""
-        out: torch.Tensor = FlashAttention.apply(query, key, value, self.dropout, self.causal, self.scale)
+        apply: Any = FlashAttention.apply
+        out: torch.Tensor = apply(query, key, value, self.dropout, self.causal, self.scale)
         return out.reshape(*out.shape[:2], -1)

@@ -13,7 +13,7 @@ def _everyone_sends_the_same(objects: list[Any], value: Any, group: Any = None) 
         objects[position] = value
 
 
-def _gather_object(value: Any, objects: list[Any] | None = None, dst: Any = None, group: Any = None, group_dst: Any = None) -> None:
+def _gather_object(value: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
     if objects is not None:
         _everyone_sends_the_same(objects, value)
 

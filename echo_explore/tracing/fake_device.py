@@ -162,7 +162,7 @@ def _tensor_type(name: str, dtype: torch.dtype) -> type:
     return Meta(name, (), {"__module__": "torch.cuda"})
 
 
-def _apply(self: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+def _apply(self: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
     """`Module._apply` without tensor swapping, which fake tensors refuse; keeps attributes of parameters."""
     if recurse:
         for module in self.children():
@@ -189,16 +189,15 @@ def _nothing(*_: object, **__: object) -> None:
 def _cuda_functions(num_devices: int) -> dict[str, Any]:
     state = torch.zeros(16, dtype=torch.uint8)
     properties = types.SimpleNamespace(
-        name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=_H100_MEMORY_BYTES, multi_processor_count=132, warp_size=32,
-        L2_cache_size=50 * 2**20, gcnArchName="", shared_memory_per_block_optin=232448,
+        name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=_H100_MEMORY_BYTES, multi_processor_count=132,
+        warp_size=32, L2_cache_size=50 * 2**20, gcnArchName="", shared_memory_per_block_optin=232448,
     )  # fmt: skip
     replaced: dict[str, Any] = dict.fromkeys(
         ("set_device", "_lazy_init", "init", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all",
          "reset_peak_memory_stats", "empty_cache", "ipc_collect"), _nothing,
     )  # fmt: skip
-    replaced |= dict.fromkeys(
-        ("initial_seed", "memory_allocated", "max_memory_allocated", "memory_reserved", "current_device"), lambda *_, **__: 0
-    )
+    zeros = ("initial_seed", "memory_allocated", "max_memory_allocated", "memory_reserved", "current_device")
+    replaced |= dict.fromkeys(zeros, lambda *_, **__: 0)
     return replaced | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -235,15 +234,16 @@ def install(num_devices: int = 8) -> None:
     replaced = _cuda_functions(num_devices)
     for name, value in replaced.items():
         setattr(cuda, name, value)
-    for name in ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed"):
+    seeds = ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed")
+    for name in seeds:
         setattr(cuda.random, name, replaced[name])
     cuda.memory.memory_stats = replaced["memory_stats"]
     for name in ("range_push", "range_pop", "mark"):
         setattr(cuda.nvtx, name, _nothing)
     cuda.nvtx.range = _NullContext
     dtypes = {
-        "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32,
-        "Byte": torch.uint8, "Double": torch.float64, "Bool": torch.bool,
+        "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Long": torch.int64,
+        "Int": torch.int32, "Byte": torch.uint8, "Double": torch.float64, "Bool": torch.bool,
     }  # fmt: skip
     for name, dtype in dtypes.items():
         setattr(cuda, f"{name}Tensor", _tensor_type(f"{name}Tensor", dtype))

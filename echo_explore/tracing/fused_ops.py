@@ -1,5 +1,7 @@
-"""Operators that stand for kernels whose libraries need a GPU: flash attention, Megatron's softmax and weight-gradient
-extensions, Transformer Engine's rotary embedding, apex's multi-tensor kernels. Each is one row of the graph.
+"""Operators that stand for kernels whose libraries need a GPU; each is one row of the graph.
+
+Flash attention, Megatron's softmax and weight-gradient extensions, Transformer Engine's rotary embedding, apex's
+multi-tensor kernels.
 """
 
 from typing import Any
@@ -51,30 +53,32 @@ _IMPLEMENTATIONS = {
     "multi_tensor_l2norm": lambda tensors: tensors[0].new_empty((1,), dtype=torch.float32),
     "multi_tensor_scale": _nothing,
 }
-_libraries: list[torch.library.Library] = []
+_libraries: list[Any] = []
 
 
 def register() -> None:
     """Make the operators known to torch; once in a process."""
     if _libraries:
         return
-    library = torch.library.Library("echo", "DEF")
+    make: Any = torch.library.Library
+    library = make("echo", "DEF")
     for schema in _SCHEMAS:
         library.define(schema)
     for name, implementation in _IMPLEMENTATIONS.items():
         library.impl(name, implementation, "Meta")
     # rms_norm has a fused CUDA kernel and a composite form; a CPU build of torch knows only the composite one.
-    aten = torch.library.Library("aten", "IMPL")
+    aten = make("aten", "IMPL")
     aten.impl("_fused_rms_norm", _fused_rms_norm, "CUDA")
     _libraries.extend((library, aten))
 
 
 def _fused_rms_norm(tensor: Tensor, shape: Any, weight: Any, eps: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(tensor), tensor.new_empty((*tensor.shape[: -len(shape)], *([1] * len(shape))), dtype=torch.float32)
+    statistics = (*tensor.shape[: -len(shape)], *([1] * len(shape)))
+    return torch.empty_like(tensor), tensor.new_empty(statistics, dtype=torch.float32)
 
 
 class FlashAttention(torch.autograd.Function):
-    """Attention of [seq, batch, heads, head_dim] inputs; saves q, k, v, out and log-sum-exp, as FlashAttention-2 does."""
+    """Attention of [seq, batch, heads, head_dim]; saves q, k, v, out and log-sum-exp, as FlashAttention-2 does."""
 
     @staticmethod
     def forward(  # noqa: D102
@@ -86,7 +90,7 @@ class FlashAttention(torch.autograd.Function):
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override] # noqa: D102
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: D102
         grads = torch.ops.echo.flash_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
         return (*grads, None, None, None)
 
@@ -100,5 +104,5 @@ class Rope(torch.autograd.Function):
         return torch.ops.echo.rope(tensor, angles)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override] # noqa: D102
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: D102
         return torch.ops.echo.rope_backward(grad, *ctx.saved_tensors), None

@@ -1,7 +1,7 @@
 """The no-op CUDA device that lets autograd run on fake `cuda` tensors in a process without a GPU.
 
-Its C++ source (`fakecuda.cpp`) is compiled on first use against the installed torch, because C++ classes of torch have no
-stable ABI, into a per-user cache. It can't be taken back, so only the tracing child installs it.
+Its C++ source (`fakecuda.cpp`) is compiled on first use against the installed torch, because C++ classes of torch have
+no stable ABI, into a per-user cache. It can't be taken back, so only the tracing child installs it.
 """
 
 import contextlib
@@ -35,7 +35,8 @@ def cache_folder() -> Path:
         TraceError: neither can be written.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    candidates = (Path(base, "echo-explore", "guard"), Path(tempfile.gettempdir(), f"echo-explore-{os.getuid()}", "guard"))
+    temporary = Path(tempfile.gettempdir(), f"echo-explore-{os.getuid()}")
+    candidates = (Path(base, "echo-explore", "guard"), temporary / "guard")
     for path in candidates:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -53,8 +54,9 @@ def cache_folder() -> Path:
 
 def _key(torch: ModuleType) -> str:
     compiler = os.environ.get("CXX", "default")
-    parts = (torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI), compiler)
-    parts += (platform.system(), platform.machine(), str(_ABI), hashlib.sha256(SOURCE.read_bytes()).hexdigest())
+    source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    parts = [str(torch.__version__), str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI), compiler]
+    parts += [platform.system(), platform.machine(), str(_ABI), source]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -164,6 +166,4 @@ def install(torch: ModuleType) -> None:
     _load(torch).echo_guard_install(_NUM_DEVICES)
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "cuda":
-        raise TraceError(
-            f"torch = {torch.__version__}: did not accept the no-op CUDA device; fix: install the version of constraints.txt"
-        )
+        raise TraceError(f"torch = {torch.__version__}: did not accept the no-op CUDA device; fix: see constraints.txt")

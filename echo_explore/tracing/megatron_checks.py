@@ -24,7 +24,9 @@ def _stub_models(config: Any, count: int) -> list[Any]:
     return models
 
 
-def run_schedule(config: Any, degrees: Degrees, num_micro_batches: int, axes: Mapping[str, Axis]) -> list[tuple[str, int, int]]:
+def run_schedule(
+    config: Any, degrees: Degrees, num_micro_batches: int, axes: Mapping[str, Axis]
+) -> list[tuple[str, int, int]]:
     """Run Megatron's schedule function on a model that computes nothing: (phase, micro-batch, chunk) in order."""
     from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
 
@@ -89,7 +91,7 @@ def bucket_layout(
     own_bucket: Sequence[int],
     pipeline_rank: int,
 ) -> list[dict[str, Any]]:
-    """Gradient buckets as Megatron's DistributedDataParallel lays them out: padded size, parameters, in launch order."""
+    """Gradient buckets as Megatron's DistributedDataParallel lays them out: padded size and parameters of each."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -128,9 +130,13 @@ def bucket_layout(
 
 
 def check_layout(
-    request: TraceRequest, layout: Mapping[str, int], global_batch_size: int, num_gpus: int | None, chunk_layers: Sequence[int]
+    request: TraceRequest,
+    layout: Mapping[str, int],
+    global_batch_size: int,
+    num_gpus: int | None,
+    chunk_layers: Sequence[int],
 ) -> str:
-    """`ok`, or why megatron-core refuses: its batch calculator, groups, config, chunk with the fewest layers, schedule."""
+    """`ok`, or why megatron-core refuses: batch calculator, groups, config, schedule, chunk with the fewest layers."""
     try:
         _check_layout(request, layout, global_batch_size, num_gpus, tuple(chunk_layers))
     except Exception as error:  # whatever Megatron raises is its answer
@@ -139,7 +145,11 @@ def check_layout(
 
 
 def _check_layout(
-    request: TraceRequest, layout: Mapping[str, int], global_batch_size: int, num_gpus: int | None, chunk_layers: tuple[int, ...]
+    request: TraceRequest,
+    layout: Mapping[str, int],
+    global_batch_size: int,
+    num_gpus: int | None,
+    chunk_layers: tuple[int, ...],
 ) -> None:
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
     from torch._subclasses.fake_tensor import FakeTensorMode

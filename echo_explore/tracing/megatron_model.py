@@ -1,8 +1,7 @@
 """Builds the real Megatron-core model of one rank from a description in plain values."""
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from echo_explore.tracing.core_attention import FlashCoreAttention
 from echo_explore.tracing.request import TraceRequest
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DROPOUT = 0.1  # Megatron-LM's default of --hidden-dropout and --attention-dropout; any value above 0 gives the same kernels
+DROPOUT = 0.1  # Megatron-LM 0.16's default of --hidden-dropout; any value above 0 gives the same kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How the parameters and the pipeline of a job are run; the defaults are those of a single stage without replicas."""
+    """How parameters and pipeline of a job are run; the defaults are those of one stage without replicas."""
 
     layers_of_chunks: tuple[int, ...] = ()
     overlap_p2p: bool = False
@@ -47,7 +46,6 @@ class Schedule:
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     bucket_elements: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def start_cluster(degrees: Degrees) -> dict[str, Axis]:
@@ -85,7 +83,12 @@ def _axes(parallel_state: Any) -> dict[str, Axis]:
             parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True),
         ],
     }
-    return {group.group_name: axis for axis, listed in groups.items() for group in listed if group is not None and group.size() > 1}
+    return {
+        group.group_name: axis
+        for axis, listed in groups.items()
+        for group in listed
+        if group is not None and group.size() > 1
+    }
 
 
 def _activation(model: ModelSpec) -> Any:
@@ -164,7 +167,7 @@ def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule
         "batch_p2p_sync": False,
         "deallocate_pipeline_outputs": True,
     }
-    settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees) | dict(schedule.extra)
+    settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees)
     try:
         return TransformerConfig(**settings)
     except (AssertionError, ValueError, TypeError) as error:
@@ -185,14 +188,21 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _layer_spec(request: TraceRequest) -> Any:
+def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
+    """Layers of one chunk and the norm behind the last; RMS norms are torch's, as in Megatron's own local layers."""
+    from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
     normalization = "RMSNorm" if request.model.normalization == "rmsnorm" else None
     spec = get_gpt_layer_local_spec(qk_layernorm=request.model.qk_norm, normalization=normalization)
     if request.attention == "flash":
         spec.submodules.self_attention.submodules.core_attention = FlashCoreAttention
-    return spec
+    return TransformerBlockSubmodules(
+        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage),
+        layer_norm=WrappedTorchNorm if normalization else FusedLayerNorm,
+    )
 
 
 def build_chunks(
@@ -211,6 +221,7 @@ def build_chunks(
     from megatron.core.models.gpt import GPTModel
 
     model, chunks = request.model, []
+    # Approximation: alibi adds a bias inside the attention kernels; its bytes are left out (underestimates).
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
     for number in range(degrees.virtual) if only is None else (only,):
         stage = number if degrees.virtual > 1 else None
@@ -218,7 +229,7 @@ def build_chunks(
             warnings.simplefilter("ignore")
             chunk = GPTModel(
                 config,
-                _layer_spec(request),
+                _block_spec(request, config, stage),
                 model.padded_vocab_size(degrees.tensor),
                 model.max_sequence_length,
                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -228,8 +239,18 @@ def build_chunks(
                 position_embedding_type=positions[model.position_embedding],
                 vp_stage=stage,
             )
+        if model.embedding_norm and chunk.pre_process:
+            _add_embedding_norm(chunk.embedding, config)
         chunks.append(chunk.cuda())
     return chunks
+
+
+def _add_embedding_norm(embedding: Any, config: Any) -> None:
+    """A norm behind the embedding, as in BLOOM (arXiv 2211.05100, section 3.2.2); megatron-core has none of its own."""
+    from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
+
+    embedding.norm = FusedLayerNorm(config, config.hidden_size)
+    embedding.register_forward_hook(lambda module, _, output: module.norm(output))
 
 
 def wrap(chunks: list[Any], config: Any, schedule: Schedule) -> list[Any]:
@@ -270,7 +291,10 @@ def refuse_unsupported(request: TraceRequest) -> None:
         (model.multi_token_prediction_layers > 0, "model.multi_token_prediction_layers", "they are not traced yet"),
         (request.context_parallel > 1, "layout.cp", "context parallelism is not traced yet"),
         (request.expert_parallel > 1, "layout.ep", "expert parallelism is not traced yet"),
-        (request.precision not in DTYPES, "precision", f"{request.precision} is not traced yet; use bf16, fp16 or fp32"),
+        (
+            request.precision not in DTYPES, "precision",
+            f"{request.precision} is not traced yet; use bf16, fp16 or fp32",
+        ),
         (request.framework != "megatron", "framework", f"{request.framework} is not traced yet; use megatron"),
         (
             request.attention == "flash" and request.precision == "fp32", "attention",

@@ -83,17 +83,20 @@ def _run(recorder: Recorder, models: list[Any], batches: Batches, request: Trace
     collecting = gc.isenabled()
     gc.disable()  # when cycles are collected must not decide how much memory a trace shows
     try:
-        with torch.autograd.set_multithreading_enabled(False), spans(recorder, models) as found:
-            with megatron_shims.recording(recorder):
-                get_forward_backward_func()(
-                    forward_step_func=batches.step,
-                    data_iterator=None,
-                    model=models[0],
-                    num_microbatches=NUM_MICRO_BATCHES,
-                    seq_length=request.sequence_length,
-                    micro_batch_size=request.micro_batch_size,
-                    forward_only=False,
-                )
+        with (
+            torch.autograd.set_multithreading_enabled(False),  # sequence numbers of autograd are per thread
+            spans(recorder, models) as found,
+            megatron_shims.recording(recorder),
+        ):
+            get_forward_backward_func()(
+                forward_step_func=batches.step,
+                data_iterator=None,
+                model=models[0],
+                num_microbatches=NUM_MICRO_BATCHES,
+                seq_length=request.sequence_length,
+                micro_batch_size=request.micro_batch_size,
+                forward_only=False,
+            )
     finally:
         if collecting:
             gc.enable()
@@ -136,7 +139,7 @@ class _Cutter:
         self._rows, self._levels, self._model = recorder.rows, recorder.storages.levels, model
         self._forward, self._backward = found[-2], found[-1]
         if self._forward.backward or not self._backward.backward:
-            raise TraceError("schedule: the last two steps are not a forward and its backward; this is a bug of the tracer")
+            raise TraceError("schedule: the last two steps are not a forward and its backward; a bug of the tracer")
         self.workspace_bytes = float(self._forward.live_bytes_before)
         span = self._forward
         marks = [m for m in recorder.marks if span.first_row <= m.row <= span.last_row]
@@ -173,7 +176,7 @@ class _Cutter:
             a, b = cut_rows(self._rows, *first), cut_rows(self._rows, *second)
             if a != b:
                 at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-                raise TraceError(f"layers 0 and 1: their {what} differs from op {at} on, so one can't stand for the other")
+                raise TraceError(f"layers 0 and 1: their {what} differs from op {at} on; one can't stand for the other")
 
     def _levels_between(self, first: int, last: int) -> tuple[int, int]:
         """Live bytes at the start of rows [first, last), and the most inside them."""
@@ -195,20 +198,17 @@ class _Cutter:
         )
 
     def _parameters(self, prefixes: Sequence[str]) -> tuple[Parameter, ...]:
-        found = []
-        for path, parameter in self._model.named_parameters():
-            for prefix in prefixes:
-                if path.startswith(prefix):
-                    found.append(
-                        Parameter(
-                            name=path.removeprefix(prefix) if prefix.startswith("decoder.layers.") else path,
-                            num_elements=parameter.numel(),
-                            tensor_sharded=bool(getattr(parameter, "tensor_model_parallel", False)),
-                            sequence_parallel=bool(getattr(parameter, "sequence_parallel", False)),
-                            expert=not getattr(parameter, "allreduce", True),
-                        )
-                    )
-        return tuple(found)
+        return tuple(
+            Parameter(
+                name=re.sub(r"^decoder\.(layers\.\d+\.)?|^embedding\.", "", path),
+                num_elements=parameter.numel(),
+                tensor_sharded=bool(getattr(parameter, "tensor_model_parallel", False)),
+                sequence_parallel=bool(getattr(parameter, "sequence_parallel", False)),
+                expert=not getattr(parameter, "allreduce", True),
+            )
+            for path, parameter in self._model.named_parameters()
+            if path.startswith(tuple(prefixes))
+        )
 
     def embedding(self) -> Piece:
         """From token ids to the first hidden state."""
@@ -227,4 +227,5 @@ class _Cutter:
         embedding = self._enter[0].live_bytes - self._forward.live_bytes_before
         saved = float(total - embedding - NUM_LAYERS * self._saved)
         forward = (self._leave.row, self._forward.last_row)
-        return self._piece(forward, (self._bounds[0], self._bounds[1]), ("decoder.final_layernorm.", "output_layer."), saved)
+        prefixes = ("decoder.final_layernorm.", "output_layer.")
+        return self._piece(forward, (self._bounds[0], self._bounds[1]), prefixes, saved)

@@ -41,22 +41,24 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
     axes = megatron_model.start_cluster(degrees)
     config = megatron_model.config_of(trace, sum(request.chunk_layers), degrees, schedule)
     recorder = Recorder(axes, fuse=trace.fusion == "fused")
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        with torch.autograd.set_multithreading_enabled(False), megatron_shims.recording(recorder):
-            chunks = megatron_model.build_chunks(trace, config, degrees, tied=trace.model.tied_embeddings)
-            for chunk in chunks:
-                name_modules(recorder, chunk)
-            models = megatron_model.wrap(chunks, config, schedule)
-            for chunk in chunks:  # the wrappers replace parameters
-                name_modules(recorder, chunk)
-            optimizer = _optimizer(trace.precision, models, schedule)
-            _connect(config, models, optimizer, schedule, recorder)
-            recorder.phase = Phase.OPTIMIZER
-            optimizer.step()
-            recorder.flush()
-            first = len(recorder.rows)
-            _iterate(recorder, models, optimizer, Batches(trace), request)
-            recorder.flush()
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.set_multithreading_enabled(False),
+        megatron_shims.recording(recorder),
+    ):
+        chunks = megatron_model.build_chunks(trace, config, degrees, tied=trace.model.tied_embeddings)
+        models = megatron_model.wrap(chunks, config, schedule)
+        for chunk in chunks:
+            name_modules(recorder, chunk)
+        optimizer = _optimizer(trace.precision, models, schedule)
+        _connect(config, models, optimizer, schedule, recorder)
+        recorder.phase = Phase.OPTIMIZER
+        optimizer.step()
+        batches = Batches(trace)
+        recorder.flush()
+        first = len(recorder.rows)
+        _iterate(recorder, models, optimizer, batches, request)
+        recorder.flush()
     return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
 
 

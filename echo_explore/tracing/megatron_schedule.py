@@ -15,7 +15,7 @@ from echo_explore.tracing.request import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One forward or backward of one micro-batch of one chunk: rows [first_row, last_row) and live bytes at its ends."""
+    """One forward or backward of a micro-batch of a chunk: rows [first_row, last_row), live bytes at its ends."""
 
     backward: bool
     micro_batch: int

@@ -89,10 +89,14 @@ class _FusedLayerNorm:
 
 
 def _batch_per_block(seq_q: int, seq_k: int, batch: int, heads: int) -> int:
-    """Of Megatron's fused softmax kernel (megatron/fused_kernels/scaled_masked_softmax_cuda.cu, get_batch_per_block)."""
+    """Of Megatron's fused softmax kernel (Megatron-LM, scaled_masked_softmax_cuda.cu, get_batch_per_block)."""
     power = 1 << max(seq_k - 1, 1).bit_length()
     warp = min(power, 32)
     return (128 // warp) * (2 if power <= 128 else 1)
+
+
+def _softmax(scores: Any, *_: Any) -> Any:
+    return torch.ops.echo.scaled_causal_softmax(scores, 1.0)
 
 
 def _softmax_backward(grad: Any, probabilities: Any, scale: Any) -> Any:
@@ -101,26 +105,30 @@ def _softmax_backward(grad: Any, probabilities: Any, scale: Any) -> Any:
     return grad
 
 
+def _apply_multi_tensor(op: Any, overflow: Any, lists: Any, *rest: Any) -> Any:
+    return op(65536, overflow, lists, *rest)
+
+
 def before_import() -> None:
     """Stand-ins for apex, amp_C and Megatron's CUDA extensions; torch.compile becomes a marker."""
     fused_ops.register()
     ops = torch.ops.echo
-    torch.compile = _compile_marker
+    library: Any = torch
+    library.compile = _compile_marker
     _module(
         "fused_weight_gradient_mlp_cuda",
         wgrad_gemm_accum_fp32=ops.wgrad_gemm_accumulate,
         wgrad_gemm_accum_fp16=ops.wgrad_gemm_accumulate,
     )
-    softmax = lambda scores, *rest: ops.scaled_causal_softmax(scores, 1.0)  # noqa: E731
     for name in ("scaled_upper_triang_masked_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_softmax_cuda"):
-        _module(name, forward=softmax, backward=_softmax_backward, get_batch_per_block=_batch_per_block)
+        _module(name, forward=_softmax, backward=_softmax_backward, get_batch_per_block=_batch_per_block)
     _module(
         "amp_C",
         multi_tensor_l2norm=lambda chunk, overflow, lists, per_tensor=False: (ops.multi_tensor_l2norm(lists[0]), None),
-        multi_tensor_scale=lambda chunk, overflow, lists, scale: ops.multi_tensor_scale(lists[0], lists[1], float(scale)),
+        multi_tensor_scale=lambda chunk, overflow, lists, scale: ops.multi_tensor_scale(*lists[:2], float(scale)),
     )
     _module("apex")
-    _module("apex.multi_tensor_apply", multi_tensor_applier=lambda op, overflow, lists, *rest: op(65536, overflow, lists, *rest))
+    _module("apex.multi_tensor_apply", multi_tensor_applier=_apply_multi_tensor)
     _module("apex.optimizers", FusedAdam=_FusedAdam, FusedSGD=torch.optim.SGD)
     _module("apex.normalization")
     _module(
@@ -174,7 +182,8 @@ def after_import() -> None:
         )
     torch_norm.WrappedTorchNorm.__new__ = staticmethod(_norm)
     param_and_grad_buffer.shard_buffer = lambda buffer, count: _LazyShards(buffer, count)
-    rope_utils.fused_apply_rotary_pos_emb = lambda tensor, angles, interleaved=False: fused_ops.Rope.apply(tensor, angles)
+    rope: Any = fused_ops.Rope.apply
+    rope_utils.fused_apply_rotary_pos_emb = lambda tensor, angles, interleaved=False: rope(tensor, angles)
     # Random states are kept on the host and launch nothing.
     random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
     random._get_all_rng_states = lambda: ()
@@ -184,4 +193,3 @@ def after_import() -> None:
 
 def _keep_nothing(*_: Any) -> None:
     return None
-

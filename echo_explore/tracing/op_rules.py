@@ -27,15 +27,16 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.float8_e5m2: DType.FP8,
 }
 
-NO_KERNEL = frozenset(
-    {
-        "aten.empty", "aten.empty_strided", "aten.empty_like", "aten.new_empty", "aten.new_empty_strided", "aten.detach",
-        "aten.detach_", "aten.alias", "aten._unsafe_view", "aten.lift_fresh", "aten.set_", "aten.resize_", "aten.is_same_size",
-        "aten._assert_async", "aten.record_stream", "prim.device", "aten._reshape_alias", "aten.view", "aten.t", "aten.transpose",
-        "profiler._record_function_enter_new", "profiler._record_function_exit", "profiler._record_function_enter",
-        "aten.sym_size", "aten.sym_stride", "aten.sym_numel",
-    }
-)  # fmt: skip
+_NO_KERNEL_ATEN = """
+    empty empty_strided empty_like new_empty new_empty_strided detach detach_ alias _unsafe_view lift_fresh set_ resize_
+    is_same_size _assert_async record_stream _reshape_alias view t transpose sym_size sym_stride sym_numel
+"""
+NO_KERNEL = frozenset(f"aten.{name}" for name in _NO_KERNEL_ATEN.split()) | {
+    "prim.device",
+    "profiler._record_function_enter",
+    "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
+}
 """Operators that launch nothing on a GPU."""
 
 Tensors = Sequence[torch.Tensor]
@@ -72,7 +73,9 @@ def _numel(tensors: Tensors) -> int:
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: torch.dtype, extra: dict[str, float] | None = None) -> Kernel:
-    return Kernel(op_class=OpClass.GEMM, dims=(batch, m, n, k), flop=2.0 * batch * m * n * k, dtype=dtype, **(extra or {}))
+    return Kernel(
+        op_class=OpClass.GEMM, dims=(batch, m, n, k), flop=2.0 * batch * m * n * k, dtype=dtype, **(extra or {})
+    )
 
 
 def _mm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
@@ -96,7 +99,7 @@ def _wgrad_accumulate(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) 
 
 
 def attention_flop(batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool) -> float:
-    """Executed FLOP of a flash-attention forward: 2 products of 2 b h s_q s_k d each; half of them under a causal mask."""
+    """Executed FLOP of a flash-attention forward: 2 products of 2 b h s_q s_k d each, half under a causal mask."""
     full = 4.0 * batch * heads * seq_q * seq_k * head_dim
     return full / 2 if causal else full
 
@@ -193,8 +196,14 @@ def _reduction(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kern
 
 
 def _optimizer(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
-    parameters = args[0]
-    return Kernel(op_class=OpClass.OPTIMIZER, dims=(sum(p.numel() for p in parameters),), dtype=torch.float32)
+    """Adam reads parameters, gradients and both moments, and writes all but the gradients."""
+    parameters, grads, first, second = args[:4]
+    written = float(sum(tensor_bytes(t) for t in (*parameters, *first, *second)))
+    read = written + sum(tensor_bytes(t) for t in grads)
+    dims = (sum(p.numel() for p in parameters),)
+    return Kernel(
+        op_class=OpClass.OPTIMIZER, dims=dims, bytes_read=read, bytes_written=written, dtype=parameters[0].dtype
+    )
 
 
 def _other(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
@@ -234,16 +243,14 @@ RULES: dict[str, Rule] = {
     "echo.multi_tensor_l2norm": _reduction,
     "echo.multi_tensor_scale": _copy,
 }
-RULES |= dict.fromkeys(
-    ("aten.clone", "aten._to_copy", "aten.cat", "aten.stack", "aten.zeros", "aten.zeros_like", "aten.ones", "aten.ones_like",
-     "aten.full", "aten.full_like", "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.constant_pad_nd", "aten.arange",
-     "aten.repeat", "aten.roll", "aten.triu", "aten.tril", "aten.index_select"), _copy,
-)  # fmt: skip
-RULES |= dict.fromkeys(
-    ("aten.sum", "aten.mean", "aten.max", "aten.amax", "aten.min", "aten.amin", "aten.all", "aten.any", "aten.norm",
-     "aten.linalg_vector_norm", "aten.cumsum", "aten.argmax", "aten.topk", "aten.histc", "aten._foreach_norm"), _reduction,
-)  # fmt: skip
-RULES |= dict.fromkeys(("aten.native_dropout", "aten.native_dropout_backward", "aten.masked_fill_"), _elementwise)
+_COPIES = """
+    clone _to_copy cat stack zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full constant_pad_nd
+    arange repeat roll triu tril index_select
+"""
+_REDUCTIONS = "sum mean max amax min amin all any norm linalg_vector_norm cumsum argmax topk histc _foreach_norm"
+_POINTWISE = "native_dropout native_dropout_backward masked_fill_"
+for _names, _rule in ((_COPIES, _copy), (_REDUCTIONS, _reduction), (_POINTWISE, _elementwise)):
+    RULES |= {f"aten.{_name}": _rule for _name in _names.split()}
 
 
 def rule_for(function: Any, name: str) -> Rule:

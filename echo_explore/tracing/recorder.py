@@ -1,9 +1,9 @@
-"""Records every kernel, collective and host sync of a program that runs on fake tensors, as rows of an execution graph."""
+"""Records every kernel, collective and host sync of a program on fake tensors as rows of an execution graph."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -11,13 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, DType, OpClass, OpKind, OpRow, Phase
+from echo_explore.graph import Axis, DType, OpKind, OpRow, Phase
 from echo_explore.tracing import fake_device
 from echo_explore.tracing.collectives import FakeWork, describe
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
+from echo_explore.tracing.regions import Region
 from echo_explore.tracing.storages import Access, StorageMap
-
-_CROSS_ENTROPY_REGIONS = ("logits", "cross_entropy", "calculate_gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +34,6 @@ class _Origin:
     row: int
     home: Home
     region: int
-
-
-@dataclass(slots=True)
-class _Region:
-    """The ops of one fused region while it runs."""
-
-    number: int
-    name: str
-    row: OpRow
-    reads: dict[int, float] = field(default_factory=dict)
-    writes: dict[int, float] = field(default_factory=dict)
-    created: set[int] = field(default_factory=set)
-    deps: set[int] = field(default_factory=set)
-    largest: torch.Size = field(default_factory=lambda: torch.Size([]))
-    seen: set[tuple[int, int, int]] = field(default_factory=set)
-    num_kernels: int = 0
-    shapes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +54,7 @@ class Mark:
     live_bytes: int
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records; enter it inside a FakeTensorMode.
 
     Attributes:
@@ -87,7 +69,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, axes: Mapping[str, Axis], *, fuse: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows: list[OpRow] = []
         self.phase = Phase.FORWARD
         self.micro_batch = -1
@@ -103,7 +85,7 @@ class Recorder(TorchDispatchMode):
         self._stack: list[Home] = []
         self._origins: dict[int, _Origin] = {}
         self._plans: dict[Any, _Plan] = {}
-        self._region: _Region | None = None
+        self._region: Region | None = None
         self._explicit_depth = 0
         self._region_names: list[str] = []
         self._hooks: list[Any] = []
@@ -130,7 +112,7 @@ class Recorder(TorchDispatchMode):
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
         fake_device.on_host_sync(self._host_wait)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -140,7 +122,7 @@ class Recorder(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         fake_device.remove_listener(self._host_wait)
-        super().__exit__(exc_type, exc_val, exc_tb)
+        super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
 
     def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
         home = self._homes.get(module) or (self._stack[-1] if self._stack else self._outside)
@@ -200,7 +182,9 @@ class Recorder(TorchDispatchMode):
         if self._explicit_depth == 0 and (self._region is None or region_number != self._region.number):
             self.flush()
             if region_number >= 0:
-                self._begin_region(region_number, f"{self._region_names[region_number]}_backward", home, phase, forward_op)
+                self._begin_region(
+                    region_number, f"{self._region_names[region_number]}_backward", home, phase, forward_op
+                )
         inputs = [t for t in _tensors((args, kwargs)) if t.device.type == "cuda"]
         row_index = len(self.rows)
         reads = [self.storages.access(t) for t in inputs]
@@ -208,7 +192,9 @@ class Recorder(TorchDispatchMode):
         outputs = [t for t in _tensors(out) if t.device.type == "cuda"]
         if not inputs and not outputs:  # host arithmetic
             return out
-        written = [t for position in plan.writes for t in _tensors(args[position : position + 1]) if t.device.type == "cuda"]
+        written = [
+            t for position in plan.writes for t in _tensors(args[position : position + 1]) if t.device.type == "cuda"
+        ]
         written += [t for t in outputs if not any(t is w for w in written)]
         region = self._region
         deps = self.storages.dependences(reads)
@@ -219,7 +205,9 @@ class Recorder(TorchDispatchMode):
         assert plan.rule is not None
         kernel = plan.rule(inputs, outputs or written, args)
         if region is not None:
-            self._add_to_region(region, inputs, reads, written, writes, deps, kernel.flop)
+            region.add(inputs, reads, written, writes)
+            region.deps |= deps - {row_index}
+            region.row.flop += kernel.flop
             return out
         row = OpRow(
             op_class=kernel.op_class,
@@ -390,31 +378,8 @@ class Recorder(TorchDispatchMode):
             phase=phase, name=name, module=home.path, layer=home.layer, micro_batch=self.micro_batch, chunk=self.chunk,
             forward_op=forward_op, stream=fake_device.current_stream().number,
         )  # fmt: skip
-        self._region = _Region(number, name, row)
+        self._region = Region(number=number, name=name, row=row)
         self.storages.hold_peak = True
-
-    def _add_to_region(
-        self, region: _Region, inputs: list[torch.Tensor], reads: list[Access], written: list[torch.Tensor],
-        writes: list[Access], deps: set[int], flop: float,
-    ) -> None:  # fmt: skip
-        index = len(self.rows)
-        region.num_kernels += 1
-        region.row.flop += flop
-        region.deps |= {d for d in deps if d != index}
-        for tensor, access in zip(inputs, reads, strict=True):
-            place = (access.key, access.start, access.stop)
-            if access.key not in region.created and place not in region.seen:
-                region.seen.add(place)
-                region.reads[access.key] = region.reads.get(access.key, 0.0) + tensor_bytes(tensor)
-        for tensor, access in zip(written, writes, strict=True):
-            if access.new:
-                region.created.add(access.key)
-            elif access.key not in region.created:
-                region.writes[access.key] = max(region.writes.get(access.key, 0.0), float(tensor_bytes(tensor)))
-        for tensor in (*inputs, *written):
-            if tensor.numel() >= region.largest.numel():
-                region.largest = tensor.shape
-                region.row.dtype = DTYPES.get(tensor.dtype, DType.NONE)
 
     def flush(self) -> None:
         """End a fused region that is open without one asked for (the backward of a region, op by op)."""
@@ -422,25 +387,14 @@ class Recorder(TorchDispatchMode):
         if region is None:
             return
         if self._explicit_depth:
-            raise TraceError(f"fused region = {region.name}: holds a communication or a host sync; this is a bug of the tracer")
+            raise TraceError(
+                f"fused region = {region.name}: holds a communication or a host sync; this is a bug of the tracer"
+            )
         self._region = None
         self.storages.hold_peak = False
-        index = len(self.rows)
-        self.storages.note(index, self.storages.live_bytes)
-        if region.num_kernels == 0:
-            return
-        row = region.row
-        row.bytes_read = sum(min(n, self.storages.nbytes(key, n)) for key, n in region.reads.items())
-        made = {key: self.storages.nbytes(key, 0.0) for key in region.created}
-        row.bytes_written = sum(made.values()) + sum(region.writes.values())
-        row.deps = tuple(sorted(region.deps))
-        count = region.largest.numel()
-        if any(part in region.name for part in _CROSS_ENTROPY_REGIONS):
-            row.op_class, row.dims = OpClass.CROSS_ENTROPY, (count // max(region.largest[-1], 1), region.largest[-1])
-        else:
-            row.op_class, row.dims = OpClass.ELEMENTWISE, (count,)
-        row.shapes = "x".join(map(str, region.largest))
-        self.rows.append(row)
+        self.storages.note(len(self.rows), self.storages.live_bytes)
+        if region.num_kernels:
+            self.rows.append(region.finish(self.storages))
 
 
 def _plan(func: Any) -> _Plan:

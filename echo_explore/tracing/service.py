@@ -124,7 +124,7 @@ class TraceService:
     def schedule_order(
         self, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int
     ) -> list[tuple[str, int, int]]:
-        """(`forward` or `backward`, micro-batch, chunk) of all that a pipeline stage runs, from Megatron's own schedule."""
+        """(`forward` or `backward`, micro-batch, chunk) of all that a stage runs, from Megatron's own schedule."""
         names = ("pipeline_parallel", "virtual_pipeline", "num_micro_batches", "rank")
         values = (pipeline_parallel, virtual_pipeline, num_micro_batches, rank)
         answer = self.call("schedule_order", dict(zip(names, values, strict=True)))
@@ -183,11 +183,14 @@ class TraceService:
                     tail = self._tail()
                     self._stop()
                     if attempt == 2:
-                        raise TraceError(f"tracing process: ended while it worked ({tail}); fix: see its message") from None
+                        raise TraceError(
+                            f"tracing process: ended while it worked ({tail}); fix: see its message"
+                        ) from None
                 except wire.TimedOut:
                     self._stop()
+                    limit = f"timeout_s = {timeout_s or self._timeout_s:.0f}"
                     raise TraceError(
-                        f"timeout_s = {timeout_s or self._timeout_s:.0f}: the tracing process did not answer {operation} in time; "
+                        f"{limit}: the tracing process did not answer {operation} in time; "
                         "fix: allow more, or trace fewer micro-batches"
                     ) from None
                 except BaseException:  # Ctrl-C in the middle of an answer: the next request must not read its rest
@@ -200,7 +203,8 @@ class TraceService:
 
     def _once(self, operation: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         child = self._running()
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         self._number += 1
         self._idle = False
         wire.send(child.stdin.fileno(), {"id": self._number, "operation": operation, "arguments": arguments})
@@ -229,9 +233,17 @@ class TraceService:
         environment = dict(os.environ)
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-        for name in ("PYTHONSTARTUP", "PYTHONINSPECT", "TORCH_LOGS", "TORCH_COMPILE_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        for name in (
+            "PYTHONSTARTUP",
+            "PYTHONINSPECT",
+            "TORCH_LOGS",
+            "TORCH_COMPILE_DEBUG",
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+        ):
             environment.pop(name, None)
-        self._log = tempfile.TemporaryFile(prefix="echo-explore-child-")
+        self._log = tempfile.TemporaryFile(prefix="echo-explore-child-")  # noqa: SIM115 - lives as long as the child
         try:
             self._child = subprocess.Popen(
                 # -P: a torch.py in the caller's folder is not torch.
@@ -240,7 +252,9 @@ class TraceService:
                 start_new_session=True,  # Ctrl-C is for the caller, who ends the child
             )  # fmt: skip
         except OSError as error:
-            raise TraceError(f"tracing process = {sys.executable}: cannot be started ({error}); fix: check the interpreter") from error
+            raise TraceError(
+                f"tracing process = {sys.executable}: cannot be started ({error}); fix: check the interpreter"
+            ) from error
         return self._child
 
     def _tail(self) -> str:

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The extent [start, stop) in bytes of a storage that one tensor covers; `new`: the storage was not known before."""
+    """The extent [start, stop) in bytes of a storage that a tensor covers; `new`: the storage was not known before."""
 
     key: int
     start: int
@@ -103,8 +103,8 @@ class StorageMap:
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
-    start = tensor.storage_offset() * size
+    start = int(tensor.storage_offset()) * size
     if tensor.is_contiguous():
         return start, start + tensor.numel() * size
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    last: int = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * size
