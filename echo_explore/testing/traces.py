@@ -31,8 +31,8 @@ class HandmadeTracer:
         hidden, vocab = model.hidden_size, model.padded_vocab_size(tensor) // tensor
         layer = _layer(request, rows, local)
         embedding = Piece(
-            forward=_graph([_stream(OpClass.EMBEDDING, rows, hidden), *_sum(request, rows)], Phase.FORWARD),
-            backward=_graph([_stream(OpClass.EMBEDDING, rows, hidden)], Phase.BACKWARD),
+            forward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden), *_sum(request, rows)], Phase.FORWARD),
+            backward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden)], Phase.BACKWARD),
             parameters=(
                 _parameter("word_embeddings.weight", vocab * hidden, sharded=True),
                 _parameter("position_embeddings.weight", model.max_sequence_length * hidden),
@@ -44,10 +44,11 @@ class HandmadeTracer:
         logits = _gemm(rows, vocab, hidden)
         head = Piece(
             forward=_graph(
+                request,
                 [_stream(OpClass.NORM, local, hidden), logits, _stream(OpClass.CROSS_ENTROPY, rows, vocab)],
                 Phase.FORWARD,
             ),
-            backward=_graph([logits, logits, _stream(OpClass.NORM, local, hidden)], Phase.BACKWARD),
+            backward=_graph(request, [logits, logits, _stream(OpClass.NORM, local, hidden)], Phase.BACKWARD),
             parameters=(_parameter("final_layernorm.weight", hidden, sequence=request.sequence_parallel),),
             saved_bytes=6.0 * rows * vocab,
             forward_peak_bytes=10.0 * rows * vocab,
@@ -90,8 +91,8 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
         saved = 2.0 * local * hidden
     sequence = request.sequence_parallel
     return Piece(
-        forward=_graph(forward, Phase.FORWARD, layer=0),
-        backward=_graph(backward, Phase.BACKWARD, layer=0),
+        forward=_graph(request, forward, Phase.FORWARD, layer=0),
+        backward=_graph(request, backward, Phase.BACKWARD, layer=0),
         parameters=(
             _parameter("input_layernorm.weight", hidden, sequence=sequence),
             _parameter("linear_qkv.weight", 3 * width * hidden, sharded=True),
@@ -106,8 +107,9 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
     )
 
 
-def _graph(rows: list[Mapping[str, Any]], phase: Phase, *, layer: int = -1) -> ExecutionGraph:
-    return build_graph([OpRow(**{"phase": phase, "layer": layer, **row}) for row in rows])
+def _graph(request: TraceRequest, rows: list[Mapping[str, Any]], phase: Phase, *, layer: int = -1) -> ExecutionGraph:
+    dtype = DType.FP16 if request.precision == "fp16" else DType.BF16
+    return build_graph([OpRow(**{"phase": phase, "layer": layer, "dtype": dtype, **row}) for row in rows])
 
 
 def _parameter(name: str, elements: int, *, sharded: bool = False, sequence: bool = False) -> Parameter:
@@ -117,7 +119,6 @@ def _parameter(name: str, elements: int, *, sharded: bool = False, sequence: boo
 def _gemm(m: int, n: int, k: int) -> dict[str, Any]:
     return {
         "op_class": OpClass.GEMM,
-        "dtype": DType.BF16,
         "name": "gemm",
         "dims": (1, m, n, k),
         "flop": 2.0 * m * n * k,
@@ -129,12 +130,12 @@ def _gemm(m: int, n: int, k: int) -> dict[str, Any]:
 def _attention(request: TraceRequest, heads: int) -> dict[str, Any]:
     b, s, d = request.micro_batch_size, request.sequence_length, request.model.head_dim
     size = 2.0 * b * s * heads * d
+    causal = request.attention == "flash"
     return {
         "op_class": OpClass.ATTENTION,
-        "dtype": DType.BF16,
         "name": "attention",
-        "dims": (b, heads, heads, s, s, d, 1, 0),
-        "flop": 2.0 * b * heads * s * s * d,
+        "dims": (b, heads, heads, s, s, d, int(causal), 0),
+        "flop": (2.0 if causal else 4.0) * b * heads * s * s * d,
         "bytes_read": 3 * size,
         "bytes_written": size,
     }
@@ -144,7 +145,6 @@ def _stream(op_class: OpClass, rows: int, columns: int) -> dict[str, Any]:
     by_rows = op_class in (OpClass.NORM, OpClass.EMBEDDING, OpClass.CROSS_ENTROPY)
     return {
         "op_class": op_class,
-        "dtype": DType.BF16,
         "name": op_class.name.lower(),
         "dims": (rows, columns) if by_rows else (rows * columns,),
         "bytes_read": 2.0 * rows * columns,
