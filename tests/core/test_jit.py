@@ -1,0 +1,57 @@
+"""Compiled kernels: the cache is named by all their sources, and Python stays reachable."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from echo_explore.core import jit as jit_module
+from echo_explore.core.jit import jit, kernel_cache_folder, python_of
+
+
+def _double(value: float) -> float:
+    return 2.0 * value
+
+
+def test_the_same_function_compiled_and_as_python() -> None:
+    compiled = jit(_double)
+    assert compiled(1.5) == 3.0
+    assert python_of(compiled) is _double
+    assert python_of(_double) is _double
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with one kernel file, and a cache folder of its own."""
+    folder = tmp_path / "package"
+    (folder / "timeline").mkdir(parents=True)
+    (folder / "timeline/engine.py").write_text("one")
+    monkeypatch.setattr(jit_module, "_PACKAGE", folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def test_the_folder_changes_with_any_source(package: Path) -> None:
+    first = kernel_cache_folder()
+    assert kernel_cache_folder() == first
+    (package / "timeline/engine.py").write_text("two")
+    second = kernel_cache_folder()
+    (package / "core").mkdir()
+    (package / "core/helper.py").write_text("")  # a helper in another file, which numba itself would miss
+    assert len({first, second, kernel_cache_folder()}) == 3
+
+
+def test_the_folder_is_private(package: Path, tmp_path: Path) -> None:
+    folder = kernel_cache_folder()
+    assert folder.is_relative_to(tmp_path / "cache/echo-explore")
+    assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
+    assert folder.stat().st_uid == os.getuid()
+
+
+def test_another_folder_where_the_first_cannot_be_made(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    folder = kernel_cache_folder()
+    assert folder.is_dir()
+    assert not folder.is_relative_to(tmp_path / "cache")
+    folder.rmdir()

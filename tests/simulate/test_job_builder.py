@@ -1,0 +1,72 @@
+"""From a trace to the job of the timeline: buckets, gathers, transfers, shared graphs."""
+
+import pytest
+
+from echo_explore.graph import Collective
+from echo_explore.simulate import WhatIf
+from echo_explore.simulate.job_builder import JobBuilder
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.timeline import PipelineJob
+from echo_explore.tracing.request import request_of
+from tests.simulate.support import candidate, simulator
+
+
+def _job(**options: object) -> PipelineJob:
+    job, model = candidate(**options), simulator()
+    pricer = Pricer(job, compute=model.compute, collective=model.collective, what_if=WhatIf())
+    return JobBuilder(job, model.tracer.trace(request_of(job)), pricer, WhatIf()).job
+
+
+@pytest.mark.parametrize("layout", ["tp=8,pp=4,dp=2", "tp=8,pp=4,vpp=2,dp=4", "tp=8,pp=1,dp=2"])
+def test_gradients_are_reduced_once(layout: str) -> None:
+    """Bytes conserved: the buckets of a chunk hold all of its parameters in FP32, and little padding."""
+    job = _job(layout=layout, overrides=("recipe.distributed_optimizer=true", "recipe.overlap_grad_reduce=true"))
+    for stage in job.stages:
+        for chunk in stage.chunks:
+            assert {bucket.collective for bucket in chunk.buckets} == {Collective.REDUCE_SCATTER}
+            ready = [bucket.ready_after for bucket in chunk.buckets]
+            assert ready == sorted(ready)
+            assert ready[-1] == chunk.backward.graph.num_ops - 1
+            needed = [gather.needed_before for gather in chunk.gathers]
+            assert needed == sorted(needed)
+            assert needed[0] == 0
+            sent = sum(bucket.message_bytes for bucket in chunk.buckets)
+            assert sum(gather.message_bytes for gather in chunk.gathers) == pytest.approx(sent / 2)  # BF16 against FP32
+    assert len(job.stages[0].chunks[0].buckets) > 1  # Megatron closes buckets there only
+    assert all(len(stage.chunks[0].buckets) == 1 for stage in job.stages[1:])
+
+
+def test_without_the_distributed_optimizer_gradients_are_all_reduced() -> None:
+    job = _job(layout="tp=8,pp=4,dp=2", overrides=("recipe.distributed_optimizer=false",))
+    chunk = job.stages[1].chunks[0]
+    assert [bucket.collective for bucket in chunk.buckets] == [Collective.ALL_REDUCE]
+    assert chunk.gathers == ()
+
+
+def test_one_replica_has_no_traffic() -> None:
+    assert all(chunk.buckets == () for stage in _job().stages for chunk in stage.chunks)
+
+
+@pytest.mark.parametrize(("layout", "wraps"), [("tp=8,pp=4", False), ("tp=8,pp=4,vpp=2", True)])
+def test_transfers_go_round_only_when_interleaved(layout: str, wraps: bool) -> None:
+    stages = _job(layout=layout).stages
+    assert [stage.send_forward_s > 0 for stage in stages] == [True, True, True, wraps]
+    assert [stage.send_backward_s > 0 for stage in stages] == [wraps, True, True, True]
+
+
+def test_equal_stages_share_one_graph() -> None:
+    stages = _job().stages
+    assert stages[1].chunks[0].forward is stages[2].chunks[0].forward
+    assert stages[0].chunks[0].forward is not stages[1].chunks[0].forward
+
+
+def test_ranks_are_counted_once() -> None:
+    job = _job(layout="tp=4,pp=2,dp=4")
+    assert sum(stage.multiplicity for stage in job.stages) == 32
+
+
+@pytest.mark.parametrize(
+    ("layout", "schedule"), [("tp=8,pp=1", "no-pipelining"), ("tp=8,pp=4", "1f1b"), ("tp=8,pp=4,vpp=2", "interleaved")]
+)
+def test_schedule_follows_the_layout(layout: str, schedule: str) -> None:
+    assert _job(layout=layout).schedule == schedule
