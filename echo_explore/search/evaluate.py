@@ -20,7 +20,7 @@ from echo_explore.simulate import CollectiveModel, ComputeModel, Prediction, Sim
 from echo_explore.simulate.presets import calibration_facts
 from echo_explore.timeline import InterferenceModel
 from echo_explore.tracing import CachedTracer, TraceRequest, request_of
-from echo_explore.tracing.service import framework_versions
+from echo_explore.tracing.versions import framework_versions
 
 _COMPILED: Final = "compiled"
 """File in the kernel cache that says that one process compiled for a whole evaluation."""

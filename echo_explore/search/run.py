@@ -37,6 +37,7 @@ from echo_explore.search.progress import Progress
 from echo_explore.search.ray_environment import prepare
 from echo_explore.search.result import SearchResult, best_trials, count_trials, record_row
 from echo_explore.search.space import ResolvedSpace, enumerate_points, resolve_space, with_objective
+from echo_explore.search.storage_name import masked, resolve_storage
 from echo_explore.specs import load_space
 
 __all__ = ["SearchOptions", "SearchResult", "default_study_name", "run_search"]
@@ -93,8 +94,6 @@ class _Session:
         self.storage = self._storage()
 
     def _storage(self) -> str:
-        from echo_explore.search.study.storage import resolve_storage
-
         return resolve_storage(self.options.storage or str(self.folder / "study.log"))
 
     def header(self, sampler: str) -> Header:
@@ -180,9 +179,9 @@ class _Session:
             ending = driver.run()
             end = self._end(ending, points, bounds, driver)
             if ending in ("exhausted", "trials"):
-                ledger.append_end(end)
                 progress.phase("writing the timeline of the best")
                 self._write_best(ledger.records, evaluator, pool)
+                ledger.append_end(end)
             progress.phase("closing")
             return self.result(ledger.records, ledger.header, ending, end)
 
@@ -249,8 +248,6 @@ class _Session:
         best = best_trials(records, self.space.objectives)
         timeline = self._timeline_path(best[0]) if best else None
         failures = tuple(f"{r.point.label()}: {r.reason}" for r in records if r.state == "failed")
-        from echo_explore.search.study.storage import masked
-
         return SearchResult(
             study=self.study,
             folder=self.folder,

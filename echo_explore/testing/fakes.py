@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from echo_explore.core import SpecError
 from echo_explore.search.point import RECOMPUTE_ORDER, SearchPoint
 from echo_explore.search.ports import Bounds, Outcome
 from echo_explore.search.space import ResolvedSpace
@@ -27,6 +28,7 @@ class Faults:
         raise_on: raises an error.
         exit_on: kills its process.
         hang_on: never comes back.
+        fatal: raises what is wrong with the whole search, on every point.
         once_folder: with it, a point misbehaves only the first time, remembered by a file there.
         slow_s: every evaluation sleeps that long.
         log: file to which every evaluation appends its point's key.
@@ -35,6 +37,7 @@ class Faults:
     raise_on: frozenset[str] = frozenset()
     exit_on: frozenset[str] = frozenset()
     hang_on: frozenset[str] = frozenset()
+    fatal: bool = False
     once_folder: str = ""
     slow_s: float = 0.0
     log: str = ""
@@ -45,6 +48,8 @@ class Faults:
             handle = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             os.write(handle, f"{key}\n".encode())
             os.close(handle)
+        if self.fatal:
+            raise SpecError("fake", 1, "is wrong", "correct it")
         if self.slow_s:
             time.sleep(self.slow_s)
         if key not in self.raise_on | self.exit_on | self.hang_on or self._already(key):
@@ -71,11 +76,13 @@ class FakeEvaluator:
 
     Attributes:
         cache: folder that stands for the trace cache of a machine; empty: traces are not kept.
+        cache_by_process: every process has a cache of its own in there, as machines do that share no file system.
     """
 
     space: ResolvedSpace
     faults: Faults = field(default_factory=Faults)
     cache: str = ""
+    cache_by_process: bool = False
 
     def evaluate(self, point: SearchPoint) -> Outcome:
         """The analytic outcome, after misbehaving as asked."""
@@ -116,20 +123,28 @@ class FakeEvaluator:
         return request_of(self.space.candidate(point))
 
     def make_trace(self, request: TraceRequest) -> None:
-        """Write a small file in the place of a trace."""
+        """Write a small file in the place of a trace, and note that it was made here."""
         if self.cache and self.load_trace(request) is None:
-            self.store_trace(request, f"made in {os.getpid()}".encode())
+            self._path(request).write_text(f"made in {os.getpid()}")
+            self._path(request, ".made").touch()
 
     def load_trace(self, request: TraceRequest) -> bytes | None:
         """The file's bytes."""
-        path = Path(self.cache, request.key({}))
-        return path.read_bytes() if self.cache and path.exists() else None
+        try:
+            return self._path(request).read_bytes() if self.cache else None
+        except FileNotFoundError:
+            return None
 
     def store_trace(self, request: TraceRequest, artefact: bytes) -> None:
-        """Write it; a second writer is noted in a file of its own, for tests that count."""
-        path = Path(self.cache, request.key({}))
-        path.with_name(f"{path.name}.{os.getpid()}.made").touch()
-        path.write_bytes(artefact)
+        """Write it, and note that it came from elsewhere."""
+        if self.cache:
+            self._path(request).write_bytes(artefact)
+            self._path(request, ".came").touch()
+
+    def _path(self, request: TraceRequest, suffix: str = "") -> Path:
+        folder = Path(self.cache, str(os.getpid())) if self.cache_by_process else Path(self.cache)
+        folder.mkdir(exist_ok=True)
+        return folder / f"{request.key({})}{suffix}"
 
     def write_timeline(self, point: SearchPoint, path: Path) -> None:
         """An empty Chrome trace."""
@@ -177,6 +192,7 @@ class FakeFactory:
     space: ResolvedSpace
     faults: Faults = field(default_factory=Faults)
     cache: str = ""
+    cache_by_process: bool = False
     calibration: str = "fake"
 
     def identity(self) -> dict[str, str]:
@@ -190,7 +206,9 @@ class FakeFactory:
     def build(self, shared: object) -> FakeEvaluator:
         """The fake evaluator."""
         assert shared == tuple(RECOMPUTE_ORDER)
-        return FakeEvaluator(space=self.space, faults=self.faults, cache=self.cache)
+        return FakeEvaluator(
+            space=self.space, faults=self.faults, cache=self.cache, cache_by_process=self.cache_by_process
+        )
 
 
 def _noise(key: str) -> float:

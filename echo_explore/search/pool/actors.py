@@ -114,18 +114,17 @@ class EvaluatorActor:
             return Answer(trial=item.trial, cause=cause_of(error))
 
     def _fetch(self, item: Item, artefact: Any) -> bool:
-        """Whether this node has the trace, fetching it if need be."""
+        """Fetch the trace if this node has not got it; False if it was lost with the node that held it."""
         if item.trace_key in self._present:
             return True
         request = self._evaluator.trace_request(item.point)
         if self._evaluator.load_trace(request) is None:
             try:
                 data = ray.get(artefact) if artefact is not None else None
-            except ray.exceptions.RayError:  # the node that held it is gone
-                data = None
-            if data is None:
+            except ray.exceptions.RayError:
                 return False
-            self._evaluator.store_trace(request, data)
+            if data is not None:  # else the evaluation makes it
+                self._evaluator.store_trace(request, data)
         self._present.add(item.trace_key)
         return True
 

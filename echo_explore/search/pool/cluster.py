@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES: Final = 150 * 2**20
 """Of a local Ray: traces and models are a few MiB each. Ray's own minimum is 75 MiB [ray 2.60, 2026-11-30]."""
+_PROBE_S: Final = 10.0
 _TEMP_PREFIX: Final = "ee-ray-"
 _TEMP_LIMIT: Final = 43
 """Longest folder from which Ray can make its socket paths of at most 107 bytes [ray 2.60, 2026-11-30]."""
@@ -68,6 +70,7 @@ def connect(address: str, *, num_cpus: int | None) -> Connection:
         return _start_local(num_cpus or len(os.sched_getaffinity(0)))
     if address == "auto":
         address = os.environ["RAY_ADDRESS"]
+    _probe(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many kinds
@@ -76,6 +79,18 @@ def connect(address: str, *, num_cpus: int | None) -> Connection:
             "address", address, f"cannot be reached ({reason})", "check it, or use --address local"
         ) from error
     return Connection(owned=True)
+
+
+def _probe(address: str) -> None:
+    """Refuse an address where nothing listens, which Ray would try for half a minute."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), timeout=_PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError("address", address, f"nothing answers there ({reason})", "check it, or use --address local") from error
 
 
 def _start_local(num_cpus: int) -> Connection:

@@ -92,7 +92,9 @@ class TraceDesk:
     def ask_again(self, trial: int, point: SearchPoint, key: str) -> None:
         """The trace was lost with its node: make it again and hand the trial out afterwards."""
         entry = self._entries[key]
-        if entry.state == "made":
+        if entry.state == "made" and entry.num_tries >= MAX_TRIES:
+            self._settle(key, None, f"its trace was lost {MAX_TRIES} times with the node that held it")
+        elif entry.state == "made":
             entry.state, entry.artefact = "wanted", None
             self._wanted.append(key)
         if entry.state == "failed":

@@ -9,8 +9,8 @@ except ImportError as _error:
 
 from echo_explore.search.study.mirror import StudyMirror
 from echo_explore.search.study.samplers import SAMPLERS, OptunaProposer
-from echo_explore.search.study.storage import masked, open_storage, resolve_storage
+from echo_explore.search.study.storage import open_storage
 
 _optuna.logging.set_verbosity(_optuna.logging.WARNING)
 
-__all__ = ["SAMPLERS", "OptunaProposer", "StudyMirror", "masked", "open_storage", "resolve_storage"]
+__all__ = ["SAMPLERS", "OptunaProposer", "StudyMirror", "open_storage"]

@@ -5,7 +5,8 @@ import socket
 import optuna_dashboard
 
 from echo_explore.core import SpecError
-from echo_explore.search.study.storage import open_storage, resolve_storage
+from echo_explore.search.storage_name import resolve_storage
+from echo_explore.search.study.storage import open_storage
 
 
 def serve(storage: str, *, host: str, port: int) -> None:

@@ -18,8 +18,9 @@ from optuna_dashboard import save_note
 from echo_explore.core import SpecError, StudyError
 from echo_explore.search.ports import TrialRecord
 from echo_explore.search.space import Axes, describe_axes
+from echo_explore.search.storage_name import masked
 from echo_explore.search.study.quiet import quiet
-from echo_explore.search.study.storage import BatchingBackend, masked, open_storage
+from echo_explore.search.study.storage import BatchingBackend, open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class StudyMirror:
         self._distributions = _distributions(axes)
         self._best: tuple[float, ...] | None = None
         self._num_offered = 0
-        self._storage = open_storage(storage)
+        self._storage = open_storage(storage, mend=True)
         self._study = self._open_study()
         self._num_written = len(self._study.get_trials(deepcopy=False))
         self._num_skipped = 0

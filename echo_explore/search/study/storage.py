@@ -1,7 +1,6 @@
 """Where a mirrored study is kept: a journal file, or a database by URL with its password from the environment."""
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -13,58 +12,25 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 
 from echo_explore.core import SpecError
-from echo_explore.core.home import refuse_job_copy
+from echo_explore.search.storage_name import masked, with_environment
 
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_PASSWORD: Final = re.compile(r"(://[^:/@]*):([^/]*)@")
 _STALE_LOCK_S: Final = 10.0
 """A journal lock older than this was left by a killed process: no write takes a second."""
 
 
-def masked(storage: str) -> str:
-    """`storage` with its password replaced by `***`, for messages and files."""
-    return _PASSWORD.sub(r"\1:***@", storage)
-
-
-def resolve_storage(storage: str) -> str:
-    """`storage` as it is used: an absolute journal path, or a URL with `${NAME}` still in it.
-
-    Raises:
-        SpecError: a password is written out, or the file lies in the throw-away copy of a Ray job.
-    """
-    if "://" not in storage:
-        path = Path(storage).expanduser().resolve()
-        refuse_job_copy(path, field="storage")
-        return str(path)
-    password = _PASSWORD.search(storage)
-    if password and not _VARIABLE.fullmatch(password[2]):
-        raise SpecError(
-            "storage",
-            masked(storage),
-            "the password is written out, where every user of the machine can read it",
-            "put it into a variable and write user:${NAME}@host, or use PGPASSWORD",
-        )
-    scheme, _, rest = storage.partition("://")
-    if scheme.partition("+")[0] not in ("sqlite", "postgresql", "postgres", "mysql"):
-        raise SpecError(
-            "storage", masked(storage), "is not a known kind", "give a file, sqlite:///FILE or postgresql://..."
-        )
-    if scheme == "sqlite" and rest.startswith("/") and not rest.startswith("//"):
-        path = Path(rest[1:]).expanduser().resolve()
-        refuse_job_copy(path, field="storage")
-        return f"sqlite:///{path}"
-    return storage
-
-
-def open_storage(storage: str) -> BaseStorage:
+def open_storage(storage: str, *, mend: bool = False) -> BaseStorage:
     """The Optuna storage of a resolved `storage`.
+
+    Args:
+        storage: as `resolve_storage` gives it.
+        mend: undo what a kill may have left in a journal; only for its one writer.
 
     Raises:
         SpecError: a variable is not set, or the file or database cannot be opened.
     """
     if "://" not in storage:
-        return _open_journal(Path(storage))
-    url = _VARIABLE.sub(_from_environment, storage)
+        return _open_journal(Path(storage), mend=mend)
+    url = with_environment(storage)
     url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)  # psycopg 3 is what the extra installs
     try:
         return RDBStorage(url)
@@ -122,10 +88,11 @@ class BatchingBackend(BaseJournalBackend):
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _open_journal(path: Path) -> JournalStorage:
+def _open_journal(path: Path, *, mend: bool) -> JournalStorage:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _mend_journal(path)
+        if mend:
+            _mend_journal(path)
         return JournalStorage(BatchingBackend(path))
     except (OSError, ValueError, KeyError, optuna.exceptions.OptunaError) as error:
         raise SpecError(
@@ -143,10 +110,3 @@ def _mend_journal(path: Path) -> None:
         data = file.read()
         if data and not data.endswith(b"\n"):
             file.truncate(data.rfind(b"\n") + 1)
-
-
-def _from_environment(match: re.Match[str]) -> str:
-    value = os.environ.get(match[1])
-    if value is None:
-        raise SpecError("storage", match[0], "is not set in the environment", f"export {match[1]}=...")
-    return value
