@@ -15,7 +15,7 @@ from echo_explore.core import MissingExtra, TraceError
 from echo_explore.graph import ExecutionGraph, Trace, load_graph, load_trace
 from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
-from echo_explore.tracing.rank_request import rank_request_of
+from echo_explore.tracing.rank_request import RankRequest, rank_request_of
 from echo_explore.tracing.request import TraceRequest
 from echo_explore.tracing.versions import framework_versions
 
@@ -88,7 +88,10 @@ class TraceService:
             MissingExtra: torch or megatron-core is not installed.
             SpecError: the job has no such rank.
         """
-        request = rank_request_of(candidate, rank)
+        return self.trace_rank_request(rank_request_of(candidate, rank))
+
+    def trace_rank_request(self, request: RankRequest) -> ExecutionGraph:
+        """As trace_rank, from a request of its own."""
         with tempfile.TemporaryDirectory(prefix="echo-explore-trace-") as folder:
             path = Path(folder, "rank.npz")
             self.call("trace_rank", {"request": request.to_json(), "path": str(path)})

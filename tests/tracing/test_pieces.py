@@ -1,0 +1,140 @@
+"""What a layer of a real trace does, sends and keeps."""
+
+import numpy as np
+import pytest
+
+from echo_explore.core import TraceError
+from echo_explore.graph import Axis, Collective, OpClass, OpKind, Phase, Piece
+from echo_explore.tracing import TraceService
+from tests.tracing.models import GPT, LLAMA, request
+
+pytestmark = pytest.mark.torch
+HIDDEN_BYTES = 2.0 * 512 * 2 * 1024  # bf16, sequence, batch, hidden
+
+
+def layer(service: TraceService, **changes: object) -> Piece:
+    return service.trace(request(**changes)).pieces["layer.dense"]
+
+
+def collectives(piece: Piece) -> list[tuple[str, float, bool]]:
+    found = []
+    for graph in (piece.forward, piece.backward):
+        for row in np.flatnonzero(graph.is_collective):
+            assert graph.axis[row] == Axis.TENSOR
+            kind = Collective(int(graph.collective[row])).name
+            found.append((kind, float(graph.message_bytes[row]), bool(graph.asynchronous[row])))
+    return found
+
+
+def test_tensor_parallel_layer_reduces_twice_each_way(service: TraceService) -> None:
+    expected = [("ALL_REDUCE", HIDDEN_BYTES, False)] * 2 + [("ALL_REDUCE", HIDDEN_BYTES, True)] * 2
+    assert collectives(layer(service, tensor_parallel=4)) == expected
+
+
+def test_sequence_parallel_layer_gathers_and_scatters_whole_arrays(service: TraceService) -> None:
+    found = collectives(layer(service, tensor_parallel=4, sequence_parallel=True))
+    assert {size for _, size, _ in found} == {HIDDEN_BYTES}
+    names = [name for name, _, _ in found]
+    # Forward 2 and 2; backward gathers the gradient and the saved input again (Korthikanti, arXiv 2205.05198, section 4.2).
+    assert (names.count("ALL_GATHER"), names.count("REDUCE_SCATTER")) == (2 + 4, 2 + 2)
+
+
+def test_one_rank_does_not_communicate(service: TraceService) -> None:
+    assert collectives(layer(service)) == []
+
+
+def test_waits_name_asynchronous_collectives_before_them(service: TraceService) -> None:
+    graph = layer(service, tensor_parallel=4, sequence_parallel=True).backward
+    waits = np.flatnonzero(graph.kind == OpKind.WAIT)
+    assert sorted(graph.awaits[waits]) == list(np.flatnonzero(graph.is_collective & graph.asynchronous))
+    assert (graph.awaits[waits] < waits).all()
+    assert (graph.awaits[graph.kind != OpKind.WAIT] == -1).all()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_activation_memory(service: TraceService, recompute: str) -> None:
+    """Bytes a layer keeps, Korthikanti et al. (arXiv 2205.05198), equations 2 to 6, with sequence parallelism."""
+    piece = layer(
+        service, tensor_parallel=4, sequence_parallel=True, attention="unfused", dropout=True, recompute=recompute
+    )
+    s, b, h, a, t = 512, 2, 1024, 16, 4
+    expected = {"none": s * b * h * (34 + 5 * a * s / h) / t, "selective": 34 * s * b * h / t, "full": 2 * s * b * h / t}
+    # Statistics of the norms are left out of the formula.
+    assert piece.saved_bytes == pytest.approx(expected[recompute], rel=2e-3)
+
+
+def test_peaks_cover_what_stays(service: TraceService) -> None:
+    trace = service.trace(request(LLAMA, tensor_parallel=2, sequence_parallel=True))
+    for piece in trace.pieces.values():
+        assert piece.forward_peak_bytes >= piece.saved_bytes > 0
+        assert piece.backward_peak_bytes > 0
+
+
+def test_boundary(service: TraceService) -> None:
+    assert service.trace(request(tensor_parallel=4)).boundary_bytes == HIDDEN_BYTES
+    assert service.trace(request(tensor_parallel=4, sequence_parallel=True)).boundary_bytes == HIDDEN_BYTES / 4
+
+
+def test_full_recomputation_runs_the_forward_again(service: TraceService) -> None:
+    piece = layer(service, tensor_parallel=2, recompute="full")
+    again = piece.backward.phase == Phase.RECOMPUTE
+
+    def names(graph: object, rows: object) -> list[str]:
+        return [graph.strings[i] for i in graph.name[rows]]  # type: ignore[attr-defined]
+
+    assert names(piece.backward, again) == names(piece.forward, slice(None))
+
+
+def test_fusion_leaves_the_products_alone(service: TraceService) -> None:
+    fused, eager = layer(service, dropout=True), layer(service, dropout=True, fusion="eager")
+    for graph in ("forward", "backward"):
+        first, second = getattr(fused, graph), getattr(eager, graph)
+        products = [g.dims[(g.op_class == OpClass.GEMM)].tolist() for g in (first, second)]
+        assert products[0] == products[1]
+        assert first.num_ops < second.num_ops
+        assert first.bytes_read.sum() < second.bytes_read.sum()
+
+
+def test_bytes_of_fused_kernels(service: TraceService) -> None:
+    graph = layer(service, dropout=True).forward
+    names = [graph.strings[i] for i in graph.name]
+    gelu, add = names.index("bias_gelu"), names.index("bias_dropout_add_fused_train")
+    wide = 4 * HIDDEN_BYTES
+    assert graph.bytes_read[gelu] == wide + 2 * 4096
+    assert graph.bytes_written[gelu] == wide
+    assert graph.bytes_read[add] == 2 * HIDDEN_BYTES + 2 * 1024
+    assert graph.bytes_written[add] == HIDDEN_BYTES * 1.5  # result and mask of one byte an element
+
+
+def test_unfused_weight_gradient_is_added_apart(service: TraceService) -> None:
+    fused, apart = layer(service), layer(service, gradient_accumulation_fusion=False)
+    weights = sum(p.num_elements for p in fused.parameters if p.name.endswith("weight") and "linear" in p.name)
+    names = [apart.backward.strings[i] for i in apart.backward.name]
+    added = sum(
+        int(apart.backward.dims[i, 0]) for i, name in enumerate(names) if name == "aten.add_" and apart.backward.dtype[i] == 1
+    )
+    assert added == weights + sum(p.num_elements for p in fused.parameters) - weights
+    assert fused.backward.flop.sum() == apart.backward.flop.sum()
+
+
+def test_dependences_point_back(service: TraceService) -> None:
+    graph = layer(service, tensor_parallel=2, attention="unfused").forward
+    rows = np.repeat(np.arange(graph.num_ops), np.diff(graph.dep_offsets))
+    assert (graph.dep_index < rows).all()
+    assert graph.dep_index.size >= graph.num_ops - 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp8"}, "precision: fp8 is not traced yet"),
+        ({"context_parallel": 2}, "layout.cp: context parallelism"),
+        ({"expert_parallel": 2}, "layout.ep: expert parallelism"),
+        ({"precision": "fp32"}, "attention: flash attention kernels"),
+        ({"tensor_parallel": 3}, "megatron-core refuses the configuration: .*multiple of tensor_model_parallel_size"),
+    ],
+)
+def test_refusals_are_one_line(service: TraceService, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        service.trace(request(GPT, **changes))
+    assert "\n" not in str(caught.value)
