@@ -23,7 +23,7 @@ def test_any_text_passes_or_is_refused(name: str) -> None:
     if safe:
         assert check_name(name, field="study") == name
     else:
-        with pytest.raises(SpecError, match="study = .*must match"):
+        with pytest.raises(SpecError, match=r"study = .*must match"):
             check_name(name, field="study")
 
 
