@@ -57,6 +57,11 @@ class TraceService:
         with contextlib.suppress(Exception):
             self._stop()
 
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return None if self._child is None else self._child.pid
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> float:

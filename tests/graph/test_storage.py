@@ -27,13 +27,19 @@ from echo_explore.graph import (
 
 def graph(num_rows: int) -> ExecutionGraph:
     rows = [
-        OpRow(op_class=OpClass.GEMM, name=f"op{i}", dims=(1, i, 2, 3), flop=1e9 + i, deps=tuple(range(max(0, i - 2), i)))
+        OpRow(
+            op_class=OpClass.GEMM, name=f"op{i}", dims=(1, i, 2, 3), flop=1e9 + i, deps=tuple(range(max(0, i - 2), i))
+        )
         for i in range(num_rows)
     ]
     if num_rows:
         rows.append(
             OpRow(
-                kind=OpKind.COLLECTIVE, axis=Axis.TENSOR, collective=Collective.ALL_REDUCE, message_bytes=8.5, asynchronous=True
+                kind=OpKind.COLLECTIVE,
+                axis=Axis.TENSOR,
+                collective=Collective.ALL_REDUCE,
+                message_bytes=8.5,
+                asynchronous=True,
             )
         )
         rows.append(OpRow(kind=OpKind.WAIT, awaits=num_rows))
@@ -50,7 +56,12 @@ def trace() -> Trace:
         backward_peak_bytes=3.5,
     )
     other = Piece(
-        forward=graph(0), backward=graph(1), parameters=(), saved_bytes=0.0, forward_peak_bytes=0.0, backward_peak_bytes=0.0
+        forward=graph(0),
+        backward=graph(1),
+        parameters=(),
+        saved_bytes=0.0,
+        forward_peak_bytes=0.0,
+        backward_peak_bytes=0.0,
     )
     return Trace(
         key="0" * 32,

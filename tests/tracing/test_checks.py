@@ -41,7 +41,12 @@ SIZES = (1000, 200, 3000, 50, 70_000, 64, 1)
 @pytest.mark.parametrize("elements", [1, 3000, 10**9])
 def test_buckets(service: TraceService, distributed: bool, data: int, elements: int) -> None:
     real = service.bucket_layout(
-        SIZES, data, distributed_optimizer=distributed, overlap_grad_reduce=True, bucket_elements=elements, own_bucket=[0]
+        SIZES,
+        data,
+        distributed_optimizer=distributed,
+        overlap_grad_reduce=True,
+        bucket_elements=elements,
+        own_bucket=[0],
     )
     ours = bucket_layout(
         SIZES, group_size=data, distributed_optimizer=distributed, bucket_elements=elements, own_bucket=frozenset({0})

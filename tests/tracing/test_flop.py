@@ -1,4 +1,4 @@
-"""Executed FLOP of real traces against the closed formulas (Megatron-LM, arXiv 2104.04473, appendix; half under causal flash)."""
+"""Executed FLOP of real traces against closed formulas (arXiv 2104.04473, appendix; causal flash attention halved)."""
 
 import pytest
 

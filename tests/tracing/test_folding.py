@@ -49,7 +49,9 @@ def without_data_parallel(graph: ExecutionGraph) -> np.ndarray[Any, Any]:
     """Not the reductions and gathers, their waits, and the division of a bucket by the number of replicas."""
     awaited = np.where(graph.awaits >= 0, graph.axis[np.maximum(graph.awaits, 0)], Axis.NONE)
     divides = np.array([graph.strings[i] == "aten.mul_" for i in graph.name])
-    return (graph.axis != Axis.DATA) & ~((graph.kind == OpKind.WAIT) & (awaited == Axis.DATA)) & ~divides
+    waits_for_data = (graph.kind == OpKind.WAIT) & (awaited == Axis.DATA)
+    kept: np.ndarray[Any, Any] = (graph.axis != Axis.DATA) & ~waits_for_data & ~divides
+    return kept
 
 
 def check(service: TraceService, whole: RankRequest, stage: int, micro_batches: list[int]) -> None:

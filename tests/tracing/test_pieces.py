@@ -1,5 +1,7 @@
 """What a layer of a real trace does, sends and keeps."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.torch
 HIDDEN_BYTES = 2.0 * 512 * 2 * 1024  # bf16, sequence, batch, hidden
 
 
-def layer(service: TraceService, **changes: object) -> Piece:
+def layer(service: TraceService, **changes: Any) -> Piece:
     return service.trace(request(**changes)).pieces["layer.dense"]
 
 
@@ -35,7 +37,7 @@ def test_sequence_parallel_layer_gathers_and_scatters_whole_arrays(service: Trac
     found = collectives(layer(service, tensor_parallel=4, sequence_parallel=True))
     assert {size for _, size, _ in found} == {HIDDEN_BYTES}
     names = [name for name, _, _ in found]
-    # Forward 2 and 2; backward gathers the gradient and the saved input again (Korthikanti, arXiv 2205.05198, section 4.2).
+    # Forward 2 and 2; backward gathers gradient and saved input again (arXiv 2205.05198, section 4.2).
     assert (names.count("ALL_GATHER"), names.count("REDUCE_SCATTER")) == (2 + 4, 2 + 2)
 
 
@@ -58,7 +60,11 @@ def test_activation_memory(service: TraceService, recompute: str) -> None:
         service, tensor_parallel=4, sequence_parallel=True, attention="unfused", dropout=True, recompute=recompute
     )
     s, b, h, a, t = 512, 2, 1024, 16, 4
-    expected = {"none": s * b * h * (34 + 5 * a * s / h) / t, "selective": 34 * s * b * h / t, "full": 2 * s * b * h / t}
+    expected = {
+        "none": s * b * h * (34 + 5 * a * s / h) / t,
+        "selective": 34 * s * b * h / t,
+        "full": 2 * s * b * h / t,
+    }
     # Statistics of the norms are left out of the formula.
     assert piece.saved_bytes == pytest.approx(expected[recompute], rel=2e-3)
 
@@ -111,9 +117,11 @@ def test_unfused_weight_gradient_is_added_apart(service: TraceService) -> None:
     weights = sum(p.num_elements for p in fused.parameters if p.name.endswith("weight") and "linear" in p.name)
     names = [apart.backward.strings[i] for i in apart.backward.name]
     added = sum(
-        int(apart.backward.dims[i, 0]) for i, name in enumerate(names) if name == "aten.add_" and apart.backward.dtype[i] == 1
+        int(apart.backward.dims[i, 0])
+        for i, name in enumerate(names)
+        if name == "aten.add_" and apart.backward.dtype[i] == 1
     )
-    assert added == weights + sum(p.num_elements for p in fused.parameters) - weights
+    assert added == sum(p.num_elements for p in fused.parameters) > weights > 0
     assert fused.backward.flop.sum() == apart.backward.flop.sum()
 
 

@@ -1,0 +1,104 @@
+"""The trace cache; no torch is needed."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from echo_explore.core import MissingExtra, SpecError
+from echo_explore.graph import Trace, load_trace, save_trace
+from echo_explore.tracing import CachedTracer, TraceRequest, TraceService, cache
+from tests.graph.test_storage import trace as any_trace
+from tests.tracing.models import GPT, request
+
+VERSIONS = {"torch": "2.13.0", "megatron-core": "0.16.1"}
+
+
+class CountingService(TraceService):
+    """Makes the same small trace for every request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def trace(self, request: TraceRequest, path: Path | None = None) -> Trace:
+        self.count += 1
+        made = replace(any_trace(), key=request.key(VERSIONS), layer_kinds=request.model.layer_kinds)
+        assert path is not None
+        save_trace(path, made)
+        return made
+
+
+@pytest.fixture(autouse=True)
+def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "framework_versions", lambda: VERSIONS)
+
+
+def test_each_request_is_traced_once(tmp_path: Path) -> None:
+    service = CountingService()
+    for _ in range(2):
+        with CachedTracer(tmp_path, service=service) as tracer:
+            for tensor in (1, 2, 1):
+                tracer.trace(request(tensor_parallel=tensor))
+    assert service.count == 2
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+def test_number_of_layers_and_name_share_a_trace(tmp_path: Path) -> None:
+    service = CountingService()
+    tracer = CachedTracer(tmp_path, service=service)
+    deeper = GPT.model_copy(update={"num_layers": 12, "name": "deeper"})
+    assert len(tracer.trace(request()).layer_kinds) == 8
+    assert len(tracer.trace(request(deeper)).layer_kinds) == 12
+    assert service.count == 1
+
+
+def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:
+    service = CountingService()
+    CachedTracer(tmp_path, service=service).trace(request())
+    (path,) = tmp_path.glob("*.npz")
+    path.write_bytes(b"not a trace")
+    CachedTracer(tmp_path, service=service).trace(request())
+    assert service.count == 2
+    assert load_trace(path).key == path.stem
+
+
+def test_another_version_is_another_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = CountingService()
+    tracer = CachedTracer(tmp_path, service=service)
+    tracer.trace(request())
+    monkeypatch.setattr(cache, "framework_versions", lambda: VERSIONS | {"torch": "2.14.0"})
+    tracer.trace(request())
+    assert service.count == 2
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    service = CountingService()
+    CachedTracer(tmp_path, service=service).trace(request(tensor_parallel=1))
+    size = sum(p.stat().st_size for p in tmp_path.glob("*.npz"))
+    paths = {p.name for p in tmp_path.glob("*.npz")}
+    tracer = CachedTracer(tmp_path, service=service, most_bytes=2 * size + size // 2)
+    tracer.trace(request(tensor_parallel=2))
+    for path in tmp_path.glob("*.npz"):
+        os.utime(path, (1, 1) if path.name in paths else (2, 2))
+    CachedTracer(tmp_path, service=service).trace(request(tensor_parallel=1))  # used again: young once more
+    tracer.trace(request(tensor_parallel=4))
+    left = {p.name for p in tmp_path.glob("*.npz")}
+    assert len(left) == 2
+    assert paths < left
+
+
+def test_missing_frameworks_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> dict[str, str]:
+        raise MissingExtra("tracing a model", "trace")
+
+    monkeypatch.setattr(cache, "framework_versions", missing)
+    with pytest.raises(MissingExtra, match=r"pip install 'echo-explore\[trace\]'"):
+        CachedTracer(tmp_path).trace(request())
+
+
+def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_EXPLORE_HOME", "/dev/null/home")
+    with pytest.raises(SpecError, match="ECHO_EXPLORE_HOME = '/dev/null/home': must be writable"):
+        CachedTracer(service=CountingService()).trace(request())

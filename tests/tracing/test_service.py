@@ -1,0 +1,160 @@
+"""The tracing process: it is clean, it dies with its caller, and what goes wrong is one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from echo_explore.core import MissingExtra, TraceError
+from echo_explore.tracing import TraceService, guard, wire
+from echo_explore.tracing import service as service_module
+from tests.tracing.models import request
+
+pytestmark = pytest.mark.torch
+
+
+def run(script: str, *args: str) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(script), *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+
+
+def test_torch_of_the_caller_stays_as_it_is(tmp_path: Path) -> None:
+    script = """
+        import sys, torch
+        before = dict(vars(torch.cuda))
+        available, compiled = torch.cuda.is_available, torch.compile
+        from pathlib import Path
+        from echo_explore.tracing import CachedTracer
+        from tests.tracing.models import request
+        with CachedTracer(Path(sys.argv[1])) as tracer:
+            print(tracer.trace(request()).pieces["layer.dense"].forward.num_ops)
+        assert dict(vars(torch.cuda)) == before
+        assert torch.cuda.is_available is available and not available()
+        assert torch.compile is compiled
+        assert "megatron" not in sys.modules
+    """
+    assert int(run(script, str(tmp_path))) > 5
+
+
+def test_a_caller_without_torch_does_not_import_it(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from echo_explore.tracing import TraceService
+        with TraceService() as service:
+            service.prepare()
+        print("torch" in sys.modules)
+    """
+    assert run(script).strip() == "False"
+
+
+def test_a_dead_child_is_replaced(service: TraceService) -> None:
+    service.prepare()
+    assert service.child_pid is not None
+    os.kill(service.child_pid, signal.SIGKILL)
+    assert service.schedule_order(1, 1, 1, 0) == [("forward", 0, 0), ("backward", 0, 0)]
+
+
+def test_threads_share_a_service(service: TraceService) -> None:
+    answers: dict[int, int] = {}
+
+    def ask(count: int) -> None:
+        answers[count] = len(service.schedule_order(2, 1, count, 0))
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {1: 2, 2: 4, 3: 6}
+
+
+def test_the_child_dies_with_its_caller() -> None:
+    script = """
+        import os, signal
+        from echo_explore.tracing import TraceService
+        service = TraceService()
+        service.prepare()
+        print(service.child_pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=200)
+    child = int(done.stdout)
+    end = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+        if "State:\tZ" in Path(f"/proc/{child}/status").read_text():  # nobody reaps it in this container
+            return
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_request_that_takes_too_long() -> None:
+    with TraceService() as impatient:
+        with pytest.raises(TraceError, match=r"timeout_s = 0: the tracing process did not answer prepare in time"):
+            impatient.call("prepare", {}, timeout_s=0.05)
+        assert impatient.child_pid is None
+
+
+def test_a_closed_service_refuses() -> None:
+    closed = TraceService()
+    closed.close()
+    with pytest.raises(TraceError, match="trace service: is closed"):
+        closed.prepare()
+
+
+def test_missing_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> dict[str, str]:
+        raise MissingExtra("tracing a model", "trace")
+
+    monkeypatch.setattr(service_module, "framework_versions", missing)
+    with TraceService() as useless, pytest.raises(MissingExtra, match="tracing a model needs packages"):
+        useless.prepare()
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with TraceService() as service, pytest.raises(TraceError, match=r"apt-get install -y g\+\+") as caught:
+        service.trace(request())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_helper_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with TraceService() as first:
+        first.prepare()
+    (library,) = tmp_path.rglob("*.so")
+    size = library.stat().st_size
+    library.write_bytes(b"a full disk")
+    with TraceService() as second:
+        second.prepare()
+    assert library.stat().st_size == size
+
+
+def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    folder = guard.cache_folder()
+    assert folder.is_dir()
+    assert folder.stat().st_mode & 0o022 == 0
+
+
+def test_messages_cross_a_pipe_whole() -> None:
+    reading, writing = os.pipe()
+    try:
+        message = {"text": "ä" * 1000, "list": [1, 2.5, None]}
+        wire.send(writing, message)
+        assert wire.receive(reading, timeout_s=1) == message
+        with pytest.raises(wire.TimedOut):
+            wire.receive(reading, timeout_s=0.01)
+        os.write(writing, (2**40).to_bytes(8, "big"))
+        with pytest.raises(wire.Closed, match="no message of ours"):
+            wire.receive(reading, timeout_s=1)
+    finally:
+        os.close(writing)
+        os.close(reading)
