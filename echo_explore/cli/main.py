@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from echo_explore.cli import catalog, dashboard, predict, search, trace, validate
+from echo_explore.cli import catalog, dashboard, predict, search, trace, usage, validate
 from echo_explore.core import EchoError
 
 EXIT_BAD_INPUT = 2
@@ -40,8 +40,7 @@ def main() -> NoReturn:
         _say(str(error))
         code = EXIT_BAD_INPUT
     except TyperException as error:  # what typer itself refuses: unknown flags, missing options, wrong types
-        context = getattr(error, "ctx", None)
-        _say(f"{error.format_message()}; fix: see {context.command_path if context else 'echo-explore'} --help")
+        _say(str(usage.translate(error, sys.argv[1:])))
         code = EXIT_BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
