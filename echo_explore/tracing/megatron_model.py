@@ -11,9 +11,15 @@ from echo_explore.graph import Axis
 from echo_explore.specs import ModelSpec
 from echo_explore.tracing import fake_cluster
 from echo_explore.tracing.core_attention import FlashCoreAttention
+from echo_explore.tracing.quantise import FORMATS
 from echo_explore.tracing.request import TraceRequest
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    **dict.fromkeys(FORMATS, torch.bfloat16),  # narrow formats: parameters and everything but linear layers are bf16
+}
 DROPOUT = 0.1  # Megatron-LM 0.16's default of --hidden-dropout; any value above 0 gives the same kernels
 
 
@@ -146,7 +152,7 @@ def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule
         "context_parallel_size": degrees.context,
         "expert_model_parallel_size": degrees.expert,
         "sequence_parallel": request.sequence_parallel,
-        "bf16": request.precision == "bf16",
+        "bf16": dtype is torch.bfloat16,
         "fp16": request.precision == "fp16",
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
@@ -157,7 +163,7 @@ def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule
         "bias_dropout_fusion": fused,
         "apply_rope_fusion": fused and model.position_embedding == "rope",
         # Megatron's fused cross entropy casts its gradient to bf16, so only bf16 jobs can use it.
-        "cross_entropy_loss_fusion": fused and request.precision == "bf16",
+        "cross_entropy_loss_fusion": fused and dtype is torch.bfloat16,
         "persist_layer_norm": False,
         "init_method": _unchanged,
         "output_layer_init_method": _unchanged,
@@ -291,10 +297,6 @@ def refuse_unsupported(request: TraceRequest) -> None:
         (model.multi_token_prediction_layers > 0, "model.multi_token_prediction_layers", "they are not traced yet"),
         (request.context_parallel > 1, "layout.cp", "context parallelism is not traced yet"),
         (request.expert_parallel > 1, "layout.ep", "expert parallelism is not traced yet"),
-        (
-            request.precision not in DTYPES, "precision",
-            f"{request.precision} is not traced yet; use bf16, fp16 or fp32",
-        ),
         (request.framework != "megatron", "framework", f"{request.framework} is not traced yet; use megatron"),
         (
             request.attention == "flash" and request.precision == "fp32", "attention",

@@ -15,6 +15,7 @@ from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
 from echo_explore.tracing import megatron_model, megatron_shims
 from echo_explore.tracing.megatron_model import Degrees, Schedule
 from echo_explore.tracing.megatron_schedule import Batches, Span, spans
+from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.recorder import Mark, Recorder
 from echo_explore.tracing.request import TraceRequest
 
@@ -48,7 +49,8 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     axes = megatron_model.start_cluster(degrees)
     schedule = Schedule()
     config = megatron_model.config_of(request, NUM_LAYERS, degrees, schedule)
-    recorder = Recorder(axes, fuse=request.fusion == "fused")
+    quantiser = quantiser_of(request.precision, request.attention, request.recompute)
+    recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
         # Untied: with several stages the last one holds its own copy of a tied matrix, and that is what the head is.
         chunks = megatron_model.build_chunks(request, config, degrees, tied=False)
@@ -57,7 +59,10 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         name_modules(recorder, inner)
         batches = Batches(request)
         found = _run(recorder, models, batches, request)
-    cutter = _Cutter(recorder, found, inner, request)
+    change = 0.0
+    if quantiser is not None and request.recompute != "full":  # a whole layer that is recomputed keeps its input only
+        change = quantiser.saved_change_bytes[0] / NUM_MICRO_BATCHES
+    cutter = _Cutter(recorder, found, inner, change)
     kind = request.model.layer_kinds[0]
     return Trace(
         key=request.key(versions),
@@ -135,7 +140,7 @@ def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
 class _Cutter:
     """Cuts the last micro-batch at module boundaries."""
 
-    def __init__(self, recorder: Recorder, found: list[Span], model: Any, request: TraceRequest) -> None:
+    def __init__(self, recorder: Recorder, found: list[Span], model: Any, saved_change_bytes: float) -> None:
         self._rows, self._levels, self._model = recorder.rows, recorder.storages.levels, model
         self._forward, self._backward = found[-2], found[-1]
         if self._forward.backward or not self._backward.backward:
@@ -147,6 +152,7 @@ class _Cutter:
         self._leave = self._mark(marks, "leave", NUM_LAYERS - 1)
         self._bounds = self._backward_bounds()
         self._saved = self._enter[1].live_bytes - self._enter[0].live_bytes
+        self._saved_change_bytes = saved_change_bytes
         self._check_equal()
 
     @staticmethod
@@ -219,7 +225,9 @@ class _Cutter:
     def layer(self) -> Piece:
         """The first layer, which equals the second."""
         forward = (self._enter[0].row, self._enter[1].row)
-        return self._piece(forward, (self._bounds[2], self._bounds[3]), ("decoder.layers.0.",), float(self._saved))
+        return self._piece(
+            forward, (self._bounds[2], self._bounds[3]), ("decoder.layers.0.",), self._saved + self._saved_change_bytes
+        )
 
     def head(self) -> Piece:
         """From the last hidden state to the loss."""

@@ -9,6 +9,7 @@ from echo_explore.tracing import megatron_model, megatron_shims
 from echo_explore.tracing.megatron_model import Degrees, Schedule
 from echo_explore.tracing.megatron_pieces import move_rows, name_modules
 from echo_explore.tracing.megatron_schedule import Batches, spans
+from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.rank_request import RankRequest
 from echo_explore.tracing.recorder import Recorder
 
@@ -40,7 +41,8 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
     )
     axes = megatron_model.start_cluster(degrees)
     config = megatron_model.config_of(trace, sum(request.chunk_layers), degrees, schedule)
-    recorder = Recorder(axes, fuse=trace.fusion == "fused")
+    quantiser = quantiser_of(trace.precision, trace.attention, trace.recompute)
+    recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.autograd.set_multithreading_enabled(False),
@@ -65,12 +67,13 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
 def _optimizer(precision: str, models: list[Any], schedule: Schedule) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
+    dtype = megatron_model.DTYPES[precision]
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1e-4,
-        bf16=precision == "bf16",
-        fp16=precision == "fp16",
-        params_dtype=megatron_model.DTYPES[precision],
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        params_dtype=dtype,
         use_distributed_optimizer=schedule.distributed_optimizer,
         overlap_param_gather=schedule.overlap_param_gather,
         clip_grad=1.0,  # Megatron-LM's default

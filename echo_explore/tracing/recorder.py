@@ -1,9 +1,9 @@
 """Records every kernel, collective and host sync of a program on fake tensors as rows of an execution graph."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, DType, OpKind, OpRow, Phase
+from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase
 from echo_explore.tracing import fake_device
 from echo_explore.tracing.collectives import FakeWork, describe
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
+from echo_explore.tracing.quantise import Quantiser
 from echo_explore.tracing.regions import Region
 from echo_explore.tracing.storages import Access, StorageMap
 
@@ -25,6 +26,10 @@ class Home:
 
     path: str
     layer: int
+
+
+Context = tuple[Home, Phase, int, int]
+"""Home, phase, forward row and fused region of what runs now."""
 
 
 @dataclass(slots=True)
@@ -68,7 +73,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storages: live bytes, who wrote what.
     """
 
-    def __init__(self, axes: Mapping[str, Axis], *, fuse: bool) -> None:
+    def __init__(self, axes: Mapping[str, Axis], *, fuse: bool, quantiser: Quantiser | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows: list[OpRow] = []
         self.phase = Phase.FORWARD
@@ -79,6 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.host_syncs: list[dict[str, Any]] = []
         self.storages = StorageMap()
         self._axes = axes
+        self._quantiser = quantiser
         self._homes: weakref.WeakKeyDictionary[torch.nn.Module, Home] = weakref.WeakKeyDictionary()
         self._marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._parameter_homes: dict[int, Home] = {}
@@ -178,15 +184,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _kernel(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node = torch._C._current_autograd_node()
-        home, phase, forward_op, region_number = self._context(node)
+        context = self._context(node)
+        region_number = context[3]
         if self._explicit_depth == 0 and (self._region is None or region_number != self._region.number):
             self.flush()
             if region_number >= 0:
-                self._begin_region(
-                    region_number, f"{self._region_names[region_number]}_backward", home, phase, forward_op
-                )
+                self._begin_region(region_number, f"{self._region_names[region_number]}_backward", context)
         inputs = [t for t in _tensors((args, kwargs)) if t.device.type == "cuda"]
-        row_index = len(self.rows)
         reads = [self.storages.access(t) for t in inputs]
         out = func(*args, **kwargs)
         outputs = [t for t in _tensors(out) if t.device.type == "cuda"]
@@ -198,68 +202,82 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written += [t for t in outputs if not any(t is w for w in written)]
         region = self._region
         deps = self.storages.dependences(reads)
+        assert plan.rule is not None
+        kernel = plan.rule(inputs, outputs or written, args)
+        row = self._new_row(plan.name, context)
+        row.op_class, row.dims, row.flop = kernel.op_class, kernel.dims, kernel.flop
+        if region is None:
+            deps |= self._cast_before(row, inputs, deps)
+        row_index = len(self.rows)
         before = self.storages.live_bytes
         writes = [self.storages.written(t, row_index) for t in written]
         self.storages.note(row_index, before)
         self._remember_origin(row_index)
-        assert plan.rule is not None
-        kernel = plan.rule(inputs, outputs or written, args)
         if region is not None:
             region.add(inputs, reads, written, writes)
             region.deps |= deps - {row_index}
             region.row.flop += kernel.flop
             return out
-        row = OpRow(
-            op_class=kernel.op_class,
+        row.dtype = DTYPES.get(kernel.dtype, DType.NONE) if kernel.dtype is not None else DType.NONE
+        row.shapes = shapes_text(inputs, outputs or written)
+        row.bytes_read = _distinct_bytes(inputs, reads) if kernel.bytes_read is None else kernel.bytes_read
+        row.bytes_written = _distinct_bytes(written, writes) if kernel.bytes_written is None else kernel.bytes_written
+        row.deps = tuple(sorted(deps))
+        if self._quantiser is not None and row.op_class is OpClass.GEMM and self._quantiser.concerns(row):
+            self._quantiser.narrow_product(row)
+        self.rows.append(row)
+        return out
+
+    def _new_row(self, name: str, context: Context, kind: OpKind = OpKind.COMPUTE) -> OpRow:
+        home, phase, forward_op, _ = context
+        return OpRow(
+            kind=kind,
+            name=name,
             phase=phase,
-            dtype=DTYPES.get(kernel.dtype, DType.NONE) if kernel.dtype is not None else DType.NONE,
-            name=plan.name,
             module=home.path,
-            shapes=shapes_text(inputs, outputs or written),
             layer=home.layer,
             micro_batch=self.micro_batch,
             chunk=self.chunk,
-            dims=kernel.dims,
-            flop=kernel.flop,
-            bytes_read=_distinct_bytes(inputs, reads) if kernel.bytes_read is None else kernel.bytes_read,
-            bytes_written=_distinct_bytes(written, writes) if kernel.bytes_written is None else kernel.bytes_written,
             forward_op=forward_op,
             stream=fake_device.current_stream().number,
-            deps=tuple(sorted(deps)),
         )
-        self.rows.append(row)
-        return out
+
+    def _cast_before(self, row: OpRow, operands: Sequence[torch.Tensor], deps: set[int]) -> set[int]:
+        """Add the row that quantises the first operand of `row`, if it needs one; the rows that `row` then reads."""
+        quantiser = self._quantiser
+        if quantiser is None or not quantiser.concerns(row):
+            return set()
+        if row.kind is OpKind.COMPUTE and (row.op_class is not OpClass.GEMM or row.name != "aten.mm"):
+            return set()
+        if not quantiser.must_cast(row, operands[0]):
+            return set()
+        cast = quantiser.cast_row(replace(row, kind=OpKind.COMPUTE, flop=0.0), operands[0])
+        cast.deps = tuple(sorted(deps))
+        self.rows.append(cast)
+        return {len(self.rows) - 1}
 
     def _collective(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.flush()
         described = describe(func, args, kwargs, self._axes)
-        node = torch._C._current_autograd_node()
-        home, phase, forward_op, _ = self._context(node)
-        index = len(self.rows)
+        index = -1
         if described.num_ranks > 1:
+            row = self._new_row(plan.name, self._context(torch._C._current_autograd_node()), OpKind.COLLECTIVE)
+            row.axis, row.collective, row.asynchronous = described.axis, described.collective, described.asynchronous
+            row.message_bytes = described.message_bytes
+            row.dtype = DTYPES.get(described.dtype, DType.NONE)
+            row.shapes = shapes_text(described.reads, described.writes)
+            row.bytes_read = float(sum(tensor_bytes(t) for t in described.reads))
+            row.bytes_written = float(sum(tensor_bytes(t) for t in described.writes))
             deps = self.storages.dependences([self.storages.access(t) for t in described.reads])
+            quantiser = self._quantiser
+            narrow = quantiser is not None and row.collective is Collective.ALL_GATHER and quantiser.concerns(row)
+            if quantiser is not None and narrow:
+                deps |= self._cast_before(row, described.reads, deps)
+                quantiser.narrow_gather(row)
+            row.deps = tuple(sorted(deps))
+            index = len(self.rows)
             for tensor in described.writes:
                 self.storages.written(tensor, index)
-            row = OpRow(
-                kind=OpKind.COLLECTIVE,
-                phase=phase,
-                dtype=DTYPES.get(described.dtype, DType.NONE),
-                name=plan.name,
-                module=home.path,
-                shapes=shapes_text(described.reads, described.writes),
-                layer=home.layer,
-                micro_batch=self.micro_batch,
-                chunk=self.chunk,
-                bytes_read=float(sum(tensor_bytes(t) for t in described.reads)),
-                bytes_written=float(sum(tensor_bytes(t) for t in described.writes)),
-                axis=described.axis,
-                collective=described.collective,
-                message_bytes=described.message_bytes,
-                asynchronous=described.asynchronous,
-                forward_op=forward_op,
-                stream=fake_device.current_stream().number,
-                deps=tuple(sorted(deps)),
-            )
             self.rows.append(row)
         on_wait: Callable[[], None] | None = None
         if described.num_ranks > 1 and described.asynchronous:
@@ -278,14 +296,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             waited = True
             self.flush()
-            home, phase, forward_op, _ = self._context(torch._C._current_autograd_node())
-            self.rows.append(
-                OpRow(
-                    kind=OpKind.WAIT, phase=phase, name="wait", module=home.path, layer=home.layer,
-                    micro_batch=self.micro_batch, chunk=self.chunk, awaits=index, forward_op=forward_op, deps=(index,),
-                    stream=fake_device.current_stream().number,
-                )
-            )  # fmt: skip
+            row = self._new_row("wait", self._context(torch._C._current_autograd_node()), OpKind.WAIT)
+            row.awaits, row.deps = index, (index,)
+            self.rows.append(row)
 
         return wait
 
@@ -305,18 +318,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._paused:
             return
         self.flush()
-        home, phase, forward_op, _ = self._context(torch._C._current_autograd_node())
-        self.host_syncs.append({"what": what, "module": home.path, "phase": phase.name, "assumed": value})
-        self.rows.append(
-            OpRow(
-                kind=OpKind.HOST_SYNC, phase=phase, name=what, module=home.path, layer=home.layer,
-                micro_batch=self.micro_batch, chunk=self.chunk, forward_op=forward_op,
-            )
-        )  # fmt: skip
+        row = self._new_row(what, self._context(torch._C._current_autograd_node()), OpKind.HOST_SYNC)
+        self.host_syncs.append({"what": what, "module": row.module, "phase": row.phase.name, "assumed": value})
+        self.rows.append(row)
 
     # -- context of a row ---------------------------------------------------------------------------------------------
 
-    def _context(self, node: Any) -> tuple[Home, Phase, int, int]:
+    def _context(self, node: Any) -> Context:
         """Home, phase, forward row, and fused region of what runs now."""
         if self._stack:
             return self._stack[-1], Phase.FORWARD if node is None else Phase.RECOMPUTE, -1, -1
@@ -354,8 +362,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if self._explicit_depth == 0:
             self.flush()
-            home, phase, forward_op, _ = self._context(torch._C._current_autograd_node())
-            self._begin_region(len(self._region_names), name, home, phase, forward_op)
+            context = self._context(torch._C._current_autograd_node())
+            self._begin_region(len(self._region_names), name, context)
             self._region_names.append(name)
         self._explicit_depth += 1
 
@@ -373,12 +381,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._region = None
         self.storages.hold_peak = False
 
-    def _begin_region(self, number: int, name: str, home: Home, phase: Phase, forward_op: int) -> None:
-        row = OpRow(
-            phase=phase, name=name, module=home.path, layer=home.layer, micro_batch=self.micro_batch, chunk=self.chunk,
-            forward_op=forward_op, stream=fake_device.current_stream().number,
-        )  # fmt: skip
-        self._region = Region(number=number, name=name, row=row)
+    def _begin_region(self, number: int, name: str, context: Context) -> None:
+        self._region = Region(number=number, name=name, row=self._new_row(name, context))
         self.storages.hold_peak = True
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Collective, OpClass, OpKind, Phase, Piece
+from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, Phase, Piece
 from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, LLAMA, request
 
@@ -133,9 +133,29 @@ def test_dependences_point_back(service: TraceService) -> None:
 
 
 @pytest.mark.parametrize(
+    ("precision", "dtype", "element_bytes"),
+    [("fp8", DType.FP8, 1.0), ("mxfp8", DType.MXFP8, 33 / 32), ("nvfp4", DType.NVFP4, 9 / 16)],
+)
+def test_narrow_linear_layers(service: TraceService, precision: str, dtype: DType, element_bytes: float) -> None:
+    changes: dict[str, Any] = {"tensor_parallel": 2, "sequence_parallel": True}
+    wide, narrow = layer(service, **changes), layer(service, **changes, precision=precision)
+    for which, num_casts in (("forward", 4), ("backward", 4)):
+        first, second = getattr(wide, which), getattr(narrow, which)
+        casts = np.array([second.strings[i] == "echo.quantise" for i in second.name])
+        assert casts.sum() == num_casts
+        assert (second.dtype[second.op_class == OpClass.GEMM] == dtype).all()
+        assert (second.dtype[second.op_class == OpClass.ATTENTION] == DType.BF16).all()
+        assert second.flop[~casts].tolist() == first.flop.tolist()
+        ratio = second.message_bytes[~casts] / np.maximum(first.message_bytes, 1.0)
+        gathers = first.collective == Collective.ALL_GATHER
+        assert ratio[gathers] == pytest.approx(element_bytes / 2)
+        assert (ratio[first.collective == Collective.REDUCE_SCATTER] == 1.0).all()
+    assert narrow.saved_bytes < wide.saved_bytes
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"precision": "fp8"}, "precision: fp8 is not traced yet"),
         ({"context_parallel": 2}, "layout.cp: context parallelism"),
         ({"expert_parallel": 2}, "layout.ep: expert parallelism"),
         ({"precision": "fp32"}, "attention: flash attention kernels"),

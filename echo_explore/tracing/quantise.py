@@ -1,0 +1,100 @@
+"""The bf16 program as Transformer Engine runs it in 8 or 4 bits: linear layers of the transformer, nothing else.
+
+Transformer Engine 2 (pytorch/module/linear.py, layernorm_linear.py; read 2026-11-30): inputs and incoming gradients are
+quantised once, in both orientations, weights once a step; under sequence parallelism the quantised array is gathered;
+results, attention, norms and the output layer stay in bf16.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from echo_explore.graph import DType, OpClass, OpRow, Phase
+
+_LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+_BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A narrow number format; `element_bytes` includes its block scales."""
+
+    dtype: DType
+    element_bytes: float
+
+
+FORMATS = {
+    "fp8": Format(dtype=DType.FP8, element_bytes=1.0),  # one scale a tensor
+    "mxfp8": Format(
+        dtype=DType.MXFP8, element_bytes=1.0 + 1 / 32
+    ),  # OCP MX specification 1.0: E8M0 scale for 32 elements
+    "nvfp4": Format(dtype=DType.NVFP4, element_bytes=0.5 + 1 / 16),  # arXiv 2509.25149: E4M3 scale for 16 elements
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Quantiser:
+    """Decides which arrays are quantised before a row, and rewrites the row.
+
+    Attributes:
+        format: the narrow format.
+        saved_change_bytes: by layer, what its saved activations change by in one forward: inputs of linear layers are
+            kept in the narrow format; the attention output stays in bf16 for the attention and is kept again.
+    """
+
+    format: Format
+    keeps_attention_output: bool
+    saved_change_bytes: dict[int, float] = field(default_factory=dict)
+    _narrow: set[tuple[str, int, Phase, int]] = field(default_factory=set)
+
+    def concerns(self, row: OpRow) -> bool:
+        """Whether the row belongs to a linear layer that is quantised."""
+        return row.module.rpartition(".")[2] in _LINEARS
+
+    def must_cast(self, row: OpRow, array: torch.Tensor) -> bool:
+        """Whether `array`, the first operand of a product or the shard of a gather, must be quantised before `row`."""
+        if row.asynchronous:  # a gather of the saved input, for the weight gradient: it is narrow already
+            return False
+        place = (row.module, row.layer, row.phase, row.micro_batch)
+        if place in self._narrow:  # by the gather or by the first product of this pass
+            return False
+        self._narrow.add(place)
+        if row.phase is Phase.FORWARD:
+            twice = row.module.endswith("linear_proj") and self.keeps_attention_output
+            change = self.format.element_bytes - (0.0 if twice else _BF16_BYTES)
+            self.saved_change_bytes[row.layer] = self.saved_change_bytes.get(row.layer, 0.0) + change * array.numel()
+        return True
+
+    def cast_row(self, row: OpRow, array: torch.Tensor) -> OpRow:
+        """The kernel that quantises `array` in both orientations; `row` is an empty row in its place."""
+        row.op_class, row.name, row.dtype = OpClass.COPY, "echo.quantise", self.format.dtype
+        row.shapes = "x".join(map(str, array.shape))
+        row.dims = (array.numel(),)
+        row.bytes_read = _BF16_BYTES * array.numel()
+        row.bytes_written = 2 * self.format.element_bytes * array.numel()
+        return row
+
+    def narrow_product(self, row: OpRow) -> None:
+        """A matrix product of two narrow operands; its result and what it accumulates into stay wide."""
+        _, m, n, k = row.dims
+        operands = float(m * k + k * n)
+        row.bytes_read += operands * (self.format.element_bytes - _BF16_BYTES)
+        row.dtype = self.format.dtype
+
+    def narrow_gather(self, row: OpRow) -> None:
+        """A gather of narrow elements."""
+        ratio = self.format.element_bytes / _BF16_BYTES
+        row.message_bytes *= ratio
+        row.bytes_read *= ratio
+        row.bytes_written *= ratio
+        row.dtype = self.format.dtype
+
+
+def quantiser_of(precision: str, attention: str, recompute: str) -> Quantiser | None:
+    """What a precision asks for; None for bf16, fp16 and fp32."""
+    narrow = FORMATS.get(precision)
+    if narrow is None:
+        return None
+    # A recomputed attention does not keep its result.
+    keeps = recompute == "none" and attention == "flash"
+    return Quantiser(format=narrow, keeps_attention_output=keeps)
