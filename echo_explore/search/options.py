@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_explore.core import SpecError
+from echo_explore.specs import SearchSpace
 
 ENUMERATE_LIMIT: Final = 50_000
 """Legal points up to which `auto` enumerates."""
 DEFAULT_TRIALS: Final = 300
 """Trials of a sampler when --trials is not given."""
 DEFAULT_WINDOW: Final = {"enumerate": 64}
-DEFAULT_SAMPLER_WINDOW: Final = 16
+DEFAULT_SAMPLER_WINDOW: Final = 8
 SAMPLER_NAMES: Final = ("auto", "enumerate", "tpe", "nsga2", "qmc", "cmaes", "random")
 
 
@@ -19,20 +20,20 @@ class SearchOptions:
     """The options of `echo-explore search`.
 
     Attributes:
-        space: name or file of the search space.
+        space: name or file of the search space, or the space itself.
         study: name of the study; default: the space's name and 8 hex digits of what moves its results.
         storage: where the study for the dashboard is kept; default: study.log beside the ledger.
         address: `auto`: the cluster of the Ray job, else a Ray of its own on this machine; `local`: always the latter;
             `none`: this process, without Ray; else the address of a running cluster.
         workers: evaluators; default: one for each CPU.
         trials: trials after which the study ends; default: all points when enumerating, else 300.
-        window: trials by which proposals lag behind results; default 64 when enumerating, else 16.
+        window: trials by which proposals lag behind results; default 64 when enumerating, else 8.
         objective: `step_time`, `cost`, `energy` or several with commas; default: what the space says.
         resume: the study must exist; it goes on even if it had stopped because candidates failed.
         calibration: a calibration file whose coefficients replace the shipped ones.
     """
 
-    space: str
+    space: str | SearchSpace
     study: str | None = None
     storage: str | None = None
     address: str = "auto"

@@ -59,7 +59,7 @@ def run_search(
         MissingExtra: Optuna or Ray is not installed.
     """
     _require_extra(options)
-    space = load_space(options.space)
+    space = load_space(options.space) if isinstance(options.space, str) else options.space
     if options.objective is not None:
         space = with_objective(space, options.objective)
     resolved = resolve_space(space)

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from echo_explore.core import SpecError, StudyError
 from echo_explore.search.ledger import read_ledger
+from echo_explore.search.point import SearchPoint
+from echo_explore.search.ports import Bounds, TrialRecord
 from echo_explore.search.run import SearchOptions, run_search
 from echo_explore.search.space import enumerate_points
 from echo_explore.testing.fakes import FakeEvaluator, FakeFactory, Faults
@@ -52,7 +56,7 @@ def test_enumeration_finds_the_best_of_the_main_space_and_covers_it() -> None:
         assert not outcome.fits or outcome.step_time_s > best[0]
 
 
-def _records(study: str) -> list[object]:
+def _records(study: str) -> list[TrialRecord]:
     contents = read_ledger(Path(os.environ["ECHO_EXPLORE_HOME"], "studies", study, "ledger.jsonl"))
     assert contents is not None
     return list(contents.records)
@@ -110,7 +114,7 @@ def test_resume_needs_a_study(tmp_path: Path) -> None:
         ({"objective": "speed"}, "unknown objective"),
     ],
 )
-def test_bad_options(tmp_path: Path, options: dict[str, object], match: str) -> None:
+def test_bad_options(tmp_path: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(SpecError, match=match):
         fake_search(write_space(tmp_path), **options)
 
@@ -201,18 +205,12 @@ def test_json_and_text(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_lies_voids_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FakeEvaluator._bubble_s
-    monkeypatch.setattr(FakeEvaluator, "lower_bounds", _lying_bounds(FakeEvaluator.lower_bounds))
-    result = fake_search(write_space(tmp_path), study="lying")
-    assert honest is FakeEvaluator._bubble_s
-    assert not result.certified
+    honest = FakeEvaluator.lower_bounds
 
-
-def _lying_bounds(honest: object) -> object:
-    from dataclasses import replace
-
-    def lower_bounds(self: FakeEvaluator, point: object) -> object:
-        bounds = honest(self, point)  # type: ignore[operator]
+    def lie(self: FakeEvaluator, point: SearchPoint) -> Bounds:
+        bounds = honest(self, point)
         return replace(bounds, step_time_s=bounds.step_time_s * 2.0)
 
-    return lower_bounds
+    monkeypatch.setattr(FakeEvaluator, "lower_bounds", lie)
+    result = fake_search(write_space(tmp_path), study="lying")
+    assert not result.certified

@@ -31,7 +31,7 @@ def cluster() -> Iterator[Any]:
         started.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     started.wait_for_nodes()
     yield started
-    started.shutdown()
+    started.shutdown()  # type: ignore[no-untyped-call]
 
 
 def test_losing_a_node_loses_no_trial(cluster: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ try:
 except ImportError as _error:
     raise MissingExtra("search with Ray", "search") from _error
 
+from echo_explore.search.pool.cluster import connected
 from echo_explore.search.pool.ray_pool import PoolOptions, RayPool
 
-__all__ = ["PoolOptions", "RayPool"]
+__all__ = ["PoolOptions", "RayPool", "connected"]

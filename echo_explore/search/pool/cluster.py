@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -81,6 +82,16 @@ def connect(address: str, *, num_cpus: int | None) -> Connection:
     return Connection(owned=True)
 
 
+@contextlib.contextmanager
+def connected(address: str, *, num_cpus: int | None) -> Iterator[None]:
+    """Stay connected for several searches; see `connect`."""
+    connection = connect(address, num_cpus=num_cpus)
+    try:
+        yield
+    finally:
+        connection.close()
+
+
 def _probe(address: str) -> None:
     """Refuse an address where nothing listens, which Ray would try for half a minute."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
@@ -90,7 +101,9 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), timeout=_PROBE_S).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SpecError("address", address, f"nothing answers there ({reason})", "check it, or use --address local") from error
+        raise SpecError(
+            "address", address, f"nothing answers there ({reason})", "check it, or use --address local"
+        ) from error
 
 
 def _start_local(num_cpus: int) -> Connection:
