@@ -1,6 +1,7 @@
 """The `echo-explore` command: dispatch, and errors as one line with the right exit code."""
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -33,6 +34,17 @@ for _kind in catalog.KINDS:
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 found, 1 nothing feasible, 2 bad input, 130 interrupted."""
+    try:
+        code = _run()
+    except KeyboardInterrupt:  # once more, while the first was being handled
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _say("interrupted; what was finished is kept, the same command goes on from there")
+    sys.exit(code)
+
+
+def _run() -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         code = get_command(app).main(args=sys.argv[1:], prog_name="echo-explore", standalone_mode=False)
@@ -47,9 +59,7 @@ def main() -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    if code == EXIT_INTERRUPTED:
-        _say("interrupted; what was finished is kept, the same command goes on from there")
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _say(text: str) -> None:

@@ -132,6 +132,8 @@ def _predict(
 def _check_writable(timeline: Path | None) -> None:
     if timeline is None:
         return
+    if not timeline.name.endswith((".json", ".json.gz")):
+        raise SpecError("timeline", str(timeline), "must end in .json or .json.gz", f"write {timeline.stem}.json")
     if timeline.exists():
         raise SpecError(
             "timeline", str(timeline), "exists, and nothing is overwritten", "give another file or delete it"

@@ -105,7 +105,7 @@ def resolve_space(space: SearchSpace) -> ResolvedSpace:
         cluster=load_cluster(space.cluster),
         stack=load_stack(space.recipe.stack),
     )
-    _ = resolved.axes, resolved.objectives
+    _ = resolved.axes, resolved.objectives, _rules(resolved)
     return resolved
 
 
