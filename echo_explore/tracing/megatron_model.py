@@ -76,7 +76,11 @@ def _axes(parallel_state: Any) -> dict[str, Axis]:
         Axis.TENSOR: [parallel_state.get_tensor_model_parallel_group()],
         Axis.CONTEXT: [parallel_state.get_context_parallel_group()],
         Axis.PIPELINE: [parallel_state.get_pipeline_model_parallel_group()],
-        Axis.MODEL: [parallel_state.get_model_parallel_group()],
+        # With the distributed optimizer the gradient norm is summed over replicas too.
+        Axis.MODEL: [
+            parallel_state.get_model_parallel_group(),
+            parallel_state.get_intra_distributed_optimizer_instance_group(check_initialized=False),
+        ],
         Axis.EXPERT: [parallel_state.get_expert_model_parallel_group()],
         Axis.EXPERT_DATA: [parallel_state.get_expert_data_parallel_group()],
         Axis.EMBEDDING: [

@@ -108,6 +108,7 @@ def test_gradient_buckets_and_optimizer_of_a_rank(service: TraceService) -> None
         bucket_elements=10_000_000,
     )  # fmt: skip
     graph = service.trace_rank_request(whole)
+    assert not (graph.is_collective & (graph.axis == Axis.NONE)).any()
     on_data = graph.axis == Axis.DATA
     names = np.array([graph.strings[i] for i in graph.name])
     last = graph.micro_batch == 1
