@@ -62,7 +62,10 @@ def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_aft
         **columns, dims=graph.dims[longest], dep_offsets=offsets, dep_index=index, strings=graph.strings
     )
     assert int((coarse.kind == OpKind.COLLECTIVE).sum()) == int(graph.is_collective.sum())
-    return Coalesced(timed=TimedGraph(graph=coarse, time_s=time_s, sigma_log=sigma_log), row_of=row_of)
+    pair_class = timed.pair_class[longest]
+    return Coalesced(
+        timed=TimedGraph(graph=coarse, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class), row_of=row_of
+    )
 
 
 def _coarse_dependences(

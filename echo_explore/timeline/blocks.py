@@ -50,7 +50,8 @@ class Blocks:
 
 
 def _content(timed: TimedGraph) -> bytes:
-    digest = hashlib.blake2b(timed.time_s.tobytes() + timed.sigma_log.tobytes(), digest_size=16)
+    own = timed.time_s.tobytes() + timed.sigma_log.tobytes() + timed.pair_class.tobytes()
+    digest = hashlib.blake2b(own, digest_size=16)
     for column in _IDENTITY:
         digest.update(getattr(timed.graph, column).tobytes())
     return digest.digest()

@@ -44,8 +44,8 @@ def _settle(heap: Ints, where: Ints, key: Floats, size: int, at: int) -> None:
 def run_events(
     duration: Floats,
     stream: Ints,
-    op_class: Ints,
-    collective: Ints,
+    kernel_class: Ints,
+    traffic_class: Ints,
     group: Ints,
     succ_offsets: Ints,
     succ_index: Ints,
@@ -70,8 +70,8 @@ def run_events(
     Args:
         duration: (num_ops,) seconds alone.
         stream: (num_ops,) rank * streams_per_rank + stream of the rank.
-        op_class: (num_ops,) OpClass; 0: neither slows nor is slowed.
-        collective: (num_ops,) Collective; 0: neither slows nor is slowed.
+        kernel_class: (num_ops,) row of the pair table; 0: neither slows nor is slowed.
+        traffic_class: (num_ops,) column of the pair table; 0: neither slows nor is slowed.
         group: (num_ops,) rendezvous group, -1 for none.
         succ_offsets: (num_ops + 1,) CSR offsets into succ_index.
         succ_index: ops that wait for the op.
@@ -81,8 +81,8 @@ def run_events(
         streams_per_rank: streams of one rank.
         group_first: (num_groups + 1,) offsets into group_members.
         group_members: ops of every group.
-        pair_compute: (16, 16) slowdown of kernels.
-        pair_collective: (16, 16) slowdown of collectives.
+        pair_compute: (num_kernel_classes, num_traffic_classes) slowdown of kernels.
+        pair_collective: slowdown of collectives, of the same shape.
         start: (num_ops,) out.
         end: (num_ops,) out.
     """
@@ -146,9 +146,9 @@ def run_events(
                     size += 1
                     _settle(heap, where, key, size, size - 1)
                     r = s // streams_per_rank
-                    if collective[op] > 0:
+                    if traffic_class[op] > 0:
                         num_comms[r] += 1
-                    mixes = collective[op] > 0 or (op_class[op] > 0 and num_comms[r] > 0)
+                    mixes = traffic_class[op] > 0 or (kernel_class[op] > 0 and num_comms[r] > 0)
                     if mixes and changed[r] == 0:
                         changed[r] = 1
                         changed_ranks[num_changed] = r
@@ -173,15 +173,15 @@ def run_events(
             kernel = running[first]
             k = 0
             if kernel >= 0:
-                k = op_class[kernel]
+                k = kernel_class[kernel]
             slow = 1.0
             for s in range(first + 1, first + streams_per_rank):
                 op = running[s]
-                if op >= 0 and collective[op] > 0:
+                if op >= 0 and traffic_class[op] > 0:
                     wanted = 1.0
                     if k > 0:
-                        slow += pair_compute[k, collective[op]] - 1.0
-                        wanted = 1.0 / pair_collective[k, collective[op]]
+                        slow += pair_compute[k, traffic_class[op]] - 1.0
+                        wanted = 1.0 / pair_collective[k, traffic_class[op]]
                     if wanted != rate[s]:
                         remaining[s] = max(0.0, remaining[s] - (now - since[s]) * rate[s])
                         since[s] = now
@@ -207,9 +207,9 @@ def run_events(
         end[op] = now
         done += 1
         r = s // streams_per_rank
-        if collective[op] > 0:
+        if traffic_class[op] > 0:
             num_comms[r] -= 1
-        if (num_comms[r] > 0 or collective[op] > 0) and changed[r] == 0:
+        if (num_comms[r] > 0 or traffic_class[op] > 0) and changed[r] == 0:
             changed[r] = 1
             changed_ranks[num_changed] = r
             num_changed += 1

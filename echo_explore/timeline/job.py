@@ -17,6 +17,7 @@ class GradientBucket:
         message_bytes: nccl-tests' S.
         time_s: alone.
         sigma_log: of time_s.
+        traffic_class: column of the pair table; -1: the code of `collective`.
         ready_after: row of the chunk's backward graph after which all its gradients are there.
     """
 
@@ -25,6 +26,12 @@ class GradientBucket:
     time_s: float
     sigma_log: float
     ready_after: int
+    traffic_class: int = -1
+
+    @property
+    def pair_class(self) -> int:
+        """Column of the pair table."""
+        return int(self.collective) if self.traffic_class < 0 else self.traffic_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +40,19 @@ class ParameterGather:
 
     Attributes:
         needed_before: row of the chunk's forward graph that reads the first of its parameters.
+        traffic_class: column of the pair table; -1: the code of ALL_GATHER.
     """
 
     message_bytes: float
     time_s: float
     sigma_log: float
     needed_before: int
+    traffic_class: int = -1
+
+    @property
+    def pair_class(self) -> int:
+        """Column of the pair table."""
+        return int(Collective.ALL_GATHER) if self.traffic_class < 0 else self.traffic_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

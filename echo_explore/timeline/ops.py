@@ -71,7 +71,8 @@ class Ops:
         stream: Stream.
         charge: Charge.
         op_class: OpClass of a kernel, 0 for others.
-        collective: Collective that a kernel would feel, 0 for others.
+        kernel_class: row of the pair table that a kernel has, 0 for others.
+        traffic_class: column of the pair table that a transfer has which a kernel would feel, 0 for others.
         axis: Axis of a collective, 0 for others.
         duration_s: alone.
         sigma_log: of duration_s.
@@ -83,7 +84,8 @@ class Ops:
     stream: Ints
     charge: Ints
     op_class: Ints
-    collective: Ints
+    kernel_class: Ints
+    traffic_class: Ints
     axis: Ints
     duration_s: Floats
     sigma_log: Floats
@@ -107,7 +109,8 @@ class Ops:
             stream=zeros(),
             charge=np.full(num_ops, int(Charge.MARK), dtype=np.int64),
             op_class=zeros(),
-            collective=zeros(),
+            kernel_class=zeros(),
+            traffic_class=zeros(),
             axis=zeros(),
             duration_s=np.zeros(num_ops),
             sigma_log=np.zeros(num_ops),

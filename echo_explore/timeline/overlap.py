@@ -3,7 +3,6 @@
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.graph import Collective
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
@@ -18,8 +17,8 @@ def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
     codes: set[int] = set()
     for stage in job.stages:
         for chunk in stage.chunks:
-            codes |= {int(b.collective) for b in chunk.buckets if job.overlap_grad_reduce}
-            codes |= {int(Collective.ALL_GATHER) for _ in chunk.gathers if job.overlap_param_gather}
+            codes |= {bucket.pair_class for bucket in chunk.buckets if job.overlap_grad_reduce}
+            codes |= {gather.pair_class for gather in chunk.gathers if job.overlap_param_gather}
     if not codes:
         return False
     columns = sorted(codes)

@@ -5,15 +5,17 @@ from typing import Protocol
 from echo_explore.graph.execution_graph import Floats
 
 NUM_CODES = 16
-"""Rows and columns of a pair table: room for every OpClass and every Collective code."""
+"""Room for every OpClass and every Collective code."""
 
 
 class PairTable(Protocol):
     """Slowdown of a kernel and a collective that run on one GPU at the same time; 1 means none.
 
     Attributes:
-        compute: (16, 16) factor on the time of a kernel of class [op_class, ...] beside a collective [..., code].
-        collective: (16, 16) factor on the time of the collective [..., code] beside a kernel [op_class, ...].
+        compute: (num_kernel_classes, num_traffic_classes) factor on the time of a kernel of class [k, ...] beside
+            traffic of class [..., c]; classes are OpClass and Collective codes unless the rows of the job name others
+            (`TimedGraph.pair_class`). Class 0 is nothing at all.
+        collective: of the same shape: factor on the time of that traffic beside that kernel.
     """
 
     @property

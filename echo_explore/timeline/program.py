@@ -10,7 +10,7 @@ from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.charges import NUM_COLUMNS, RankOps
 from echo_explore.timeline.engine import run_events
 from echo_explore.timeline.ops import NUM_STREAMS, OP_COLUMNS, Ops, Stream
-from echo_explore.timeline.ports import NUM_CODES, InterferenceModel
+from echo_explore.timeline.ports import InterferenceModel
 from echo_explore.timeline.templates import Template
 
 
@@ -19,8 +19,8 @@ class Pairs:
     """A checked pair table.
 
     Attributes:
-        compute: (16, 16) factors on kernels.
-        collective: (16, 16) factors on collectives.
+        compute: (num_kernel_classes, num_traffic_classes) factors on kernels.
+        collective: factors on collectives, of the same shape.
     """
 
     compute: Floats
@@ -42,8 +42,10 @@ def checked_pairs(model: InterferenceModel) -> Pairs:
     factors = {}
     for name, values in (("compute", table.compute), ("collective", table.collective)):
         array = np.ascontiguousarray(values, dtype=np.float64)
-        if array.shape != (NUM_CODES, NUM_CODES):
-            raise SpecError(f"interference.{name}", array.shape, "must have shape (16, 16)", "give a factor a pair")
+        if array.ndim != 2 or array.shape != np.shape(table.compute):
+            raise SpecError(
+                f"interference.{name}", array.shape, "needs a factor for each pair", "give both tables one shape"
+            )
         if not (np.isfinite(array) & (array >= 1)).all():
             raise SpecError(
                 f"interference.{name}", float(array.min()), "every factor must be 1 or more", "check the model"
@@ -178,14 +180,25 @@ def _csr(keys: Ints, num_keys: int) -> tuple[Ints, Ints]:
     return offsets, order.astype(np.int64)
 
 
+def _check_classes(ops: Ops, pairs: Pairs) -> None:
+    for axis, name in enumerate(("kernel_class", "traffic_class")):
+        largest, size = int(getattr(ops, name).max(initial=0)), pairs.compute.shape[axis]
+        if largest >= size:
+            raise SpecError(
+                name, largest, f"the interference table has classes 0..{size - 1}", "give it a factor for every class"
+            )
+
+
 def run_program(program: Program, pairs: Pairs) -> Times:
     """Start and end of every op.
 
     Raises:
         EchoError: ops wait for each other; names the first of each stuck stream.
+        SpecError: an op of a class that the pair table does not have.
     """
     ops = program.ops
     n = ops.num_ops
+    _check_classes(ops, pairs)
     stream = program.rank * NUM_STREAMS + ops.stream
     num_streams = program.num_ranks * NUM_STREAMS
     stream_order = np.lexsort((program.order, stream)).astype(np.int64)
@@ -199,8 +212,8 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     done = run_events(
         ops.duration_s,
         stream,
-        ops.op_class,
-        ops.collective,
+        ops.kernel_class,
+        ops.traffic_class,
         program.group,
         succ_offsets,
         ops.edge_target[by_source],

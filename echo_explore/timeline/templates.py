@@ -85,6 +85,7 @@ def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Cha
         Charge.KERNEL,
     )
     ops.op_class[kernels] = graph.op_class[is_compute]
+    ops.kernel_class[kernels] = timed.pair_class[is_compute]
     comms = at[is_collective]
     axis = graph.axis[is_collective].astype(np.int64)
     if (AXIS_STREAM[axis] < 0).any():
@@ -92,7 +93,7 @@ def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Cha
         raise SpecError(f"axis[{bad}]", Axis(int(graph.axis[bad])).name, "a collective needs an axis", "set its axis")
     ops.stream[comms] = AXIS_STREAM[axis]
     ops.charge[comms] = np.where(axis == Axis.MODEL, int(model_charge), AXIS_CHARGE[axis])
-    ops.collective[comms] = graph.collective[is_collective]
+    ops.traffic_class[comms] = timed.pair_class[is_collective]
     ops.axis[comms] = axis
     for ops_of_rows, rows in ((kernels, is_compute), (comms, is_collective)):
         ops.duration_s[ops_of_rows] = timed.time_s[rows]

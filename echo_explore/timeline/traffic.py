@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from echo_explore.graph import Collective
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
@@ -43,7 +42,7 @@ class Extras:
         duration_s: Floats,
         sigma_log: Floats,
         order: Floats,
-        collective: Ints | None = None,
+        traffic_class: Ints | None = None,
         peer: Ints | None = None,
     ) -> Ints:
         """Indices of new ops."""
@@ -53,8 +52,8 @@ class Extras:
         ops.charge[:] = charge
         ops.duration_s[:] = duration_s
         ops.sigma_log[:] = sigma_log
-        if collective is not None:
-            ops.collective[:] = collective
+        if traffic_class is not None:
+            ops.traffic_class[:] = traffic_class
         self.ops.append(ops)
         self.rank.append(rank)
         self.peer.append(np.full(n, -1, dtype=np.int64) if peer is None else peer)
@@ -111,18 +110,24 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
 
 def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies, extras: Extras) -> Ints:
     """Ops of the parameter gathers, which are issued at the start of the step and hold the row that needs them."""
-    found: list[tuple[int, float, float, int]] = []
+    found: list[tuple[int, float, float, int, int]] = []
     for s, stage in enumerate(job.stages if job.overlap_param_gather else ()):
         for v, chunk in enumerate(stage.chunks):
             block = int(layout.at[s, FORWARD, v, 0])
             distinct = int(blocks.which[s, FORWARD, v])
             found += [
-                (s, g.time_s, g.sigma_log, int(copies.entry[block]) + blocks.op_at(distinct, g.needed_before))
+                (
+                    s,
+                    g.time_s,
+                    g.sigma_log,
+                    int(copies.entry[block]) + blocks.op_at(distinct, g.needed_before),
+                    g.pair_class,
+                )
                 for g in chunk.gathers
             ]
     if not found:
         return np.zeros(0, dtype=np.int64)
-    stage_of, time_s, sigma_log, needed = (np.array(column) for column in zip(*found, strict=True))
+    stage_of, time_s, sigma_log, needed, pair_class = (np.array(column) for column in zip(*found, strict=True))
     ops = extras.add(
         stream=Stream.DATA,
         charge=Charge.DATA,
@@ -130,7 +135,7 @@ def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies
         duration_s=time_s,
         sigma_log=sigma_log,
         order=np.full(stage_of.shape, -1.0),
-        collective=np.full(stage_of.shape, int(Collective.ALL_GATHER), dtype=np.int64),
+        traffic_class=pair_class.astype(np.int64),
     )
     extras.link(ops, needed.astype(np.int64))
     return ops
@@ -155,13 +160,13 @@ def add_buckets(
                 if job.overlap_grad_reduce:
                     row_op = int(copies.entry[block]) + blocks.op_after(distinct, bucket.ready_after)
                     ready = max(ready, row_op)
-                    found.append((s, bucket.time_s, bucket.sigma_log, ready, ready, int(bucket.collective)))
+                    found.append((s, bucket.time_s, bucket.sigma_log, ready, ready, bucket.pair_class))
                 else:
                     behind = int(copies.exit[last_block])
-                    found.append((s, bucket.time_s, bucket.sigma_log, after_all, behind, int(bucket.collective)))
+                    found.append((s, bucket.time_s, bucket.sigma_log, after_all, behind, bucket.pair_class))
     if not found:
         return np.zeros(0, dtype=np.int64)
-    stage_of, time_s, sigma_log, after, behind_op, collective = (
+    stage_of, time_s, sigma_log, after, behind_op, pair_class = (
         np.array(column) for column in zip(*found, strict=True)
     )
     ops = extras.add(
@@ -171,7 +176,7 @@ def add_buckets(
         duration_s=time_s,
         sigma_log=sigma_log,
         order=behind_op + 0.5,
-        collective=collective.astype(np.int64),
+        traffic_class=pair_class.astype(np.int64),
     )
     extras.link(after.astype(np.int64), ops)
     extras.link(ops, copies.entry[layout.num_blocks + stage_of.astype(np.int64)])

@@ -40,8 +40,8 @@ def programs(draw: st.DrawFn) -> Program:
         ops.stream[position * num_ranks : (position + 1) * num_ranks] = Stream.MODEL
         keep &= ~((group[source] == position) & (group[target] == position))
     is_kernel = ops.stream == Stream.COMPUTE
-    ops.op_class[:] = np.where(is_kernel, rng.integers(0, 4, n), 0)
-    ops.collective[:] = np.where(is_kernel, 0, rng.integers(0, 4, n))
+    ops.kernel_class[:] = np.where(is_kernel, rng.integers(0, 4, n), 0)
+    ops.traffic_class[:] = np.where(is_kernel, 0, rng.integers(0, 4, n))
     used, numbers = np.unique(group[group >= 0], return_inverse=True)
     group[group >= 0] = numbers
     assert used.size <= length
@@ -82,12 +82,12 @@ def work_done(one: Program, times: Times, table: Pairs) -> Floats:
         for op in runs:
             beside = [q for q in runs if one.rank[q] == one.rank[op]]
             slow = 1.0
-            if one.ops.stream[op] == Stream.COMPUTE and one.ops.op_class[op] > 0:
-                codes = [one.ops.collective[q] for q in beside if one.ops.collective[q] > 0]
-                slow += sum(table.compute[one.ops.op_class[op], code] - 1 for code in codes)
-            if one.ops.collective[op] > 0:
-                kernels = [one.ops.op_class[q] for q in beside if one.ops.op_class[q] > 0]
-                slow = max([1.0, *(table.collective[k, one.ops.collective[op]] for k in kernels)])
+            if one.ops.stream[op] == Stream.COMPUTE and one.ops.kernel_class[op] > 0:
+                codes = [one.ops.traffic_class[q] for q in beside if one.ops.traffic_class[q] > 0]
+                slow += sum(table.compute[one.ops.kernel_class[op], code] - 1 for code in codes)
+            if one.ops.traffic_class[op] > 0:
+                kernels = [one.ops.kernel_class[q] for q in beside if one.ops.kernel_class[q] > 0]
+                slow = max([1.0, *(table.collective[k, one.ops.traffic_class[op]] for k in kernels)])
             work[op] += (high - low) / slow
     return work
 
@@ -144,8 +144,8 @@ def test_deadlock_is_reported() -> None:
 def test_two_collectives_add_their_slowdown() -> None:
     ops = Ops.blank(3)
     ops.stream[:] = [Stream.COMPUTE, Stream.TENSOR, Stream.DATA]
-    ops.op_class[0] = 1
-    ops.collective[1:] = [1, 2]
+    ops.kernel_class[0] = 1
+    ops.traffic_class[1:] = [1, 2]
     ops.duration_s[:] = [1.0, 10.0, 10.0]
     one = Program(
         ops=ops,
