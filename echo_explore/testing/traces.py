@@ -1,6 +1,6 @@
 """A made-up tracer for tests of everything behind the trace: a dense GPT layer written by hand, no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echo_explore.graph import (
@@ -107,7 +107,7 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
     )
 
 
-def _graph(request: TraceRequest, rows: list[Mapping[str, Any]], phase: Phase, *, layer: int = -1) -> ExecutionGraph:
+def _graph(request: TraceRequest, rows: Sequence[Mapping[str, Any]], phase: Phase, *, layer: int = -1) -> ExecutionGraph:
     dtype = DType.FP16 if request.precision == "fp16" else DType.BF16
     return build_graph([OpRow(**{"phase": phase, "layer": layer, "dtype": dtype, **row}) for row in rows])
 
