@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from echo_explore.tracing import expert_ops
+
 Tensor = torch.Tensor
 _SCHEMAS = (
     "flash_attention(Tensor query, Tensor key, Tensor value, float dropout, bool causal, float scale)"
@@ -42,7 +44,7 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-_IMPLEMENTATIONS = {
+_IMPLEMENTATIONS: dict[str, Any] = {
     "flash_attention": _flash,
     "flash_attention_backward": _flash_backward,
     "scaled_causal_softmax": _like_first,
@@ -62,9 +64,9 @@ def register() -> None:
         return
     make: Any = torch.library.Library
     library = make("echo", "DEF")
-    for schema in _SCHEMAS:
+    for schema in (*_SCHEMAS, *expert_ops.SCHEMAS):
         library.define(schema)
-    for name, implementation in _IMPLEMENTATIONS.items():
+    for name, implementation in (_IMPLEMENTATIONS | expert_ops.IMPLEMENTATIONS).items():
         library.impl(name, implementation, "Meta")
     # rms_norm has a fused CUDA kernel and a composite form; a CPU build of torch knows only the composite one.
     aten = make("aten", "IMPL")

@@ -167,7 +167,7 @@ def _check_layout(
     )  # fmt: skip
     axes = megatron_model.start_cluster(degrees)
     config = megatron_model.config_of(
-        request, sum(chunk_layers) or request.model.num_layers, degrees, Schedule(layers_of_chunks=chunk_layers)
+        request, request.model.layer_kinds, degrees, Schedule(layers_of_chunks=chunk_layers)
     )
     recorder = Recorder(axes, fuse=False)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,6 +1,7 @@
 """Builds the real Megatron-core model of one rank from a description in plain values."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from echo_explore.graph import Axis
 from echo_explore.specs import ModelSpec
 from echo_explore.tracing import fake_cluster
 from echo_explore.tracing.core_attention import FlashCoreAttention
+from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.quantise import FORMATS
 from echo_explore.tracing.request import TraceRequest
 
@@ -57,8 +59,11 @@ class Schedule:
 def start_cluster(degrees: Degrees) -> dict[str, Axis]:
     """Be one rank of a fake cluster; the axis of every process group by its name."""
     from megatron.core import parallel_state
+    from megatron.core.transformer.moe import moe_utils
 
     parallel_state.destroy_model_parallel()
+    moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None  # a fake tensor of the trace before
+    moe_utils.get_moe_layer_wise_logging_tracker().clear()
     fake_cluster.start(degrees.rank, degrees.world_size)
     parallel_state.initialize_model_parallel(
         degrees.tensor,
@@ -66,6 +71,7 @@ def start_cluster(degrees: Degrees) -> dict[str, Axis]:
         degrees.virtual if degrees.virtual > 1 else None,
         context_parallel_size=degrees.context,
         expert_model_parallel_size=degrees.expert,
+        expert_tensor_parallel_size=1 if degrees.expert > 1 else None,
         create_gloo_process_groups=False,
     )
     return _axes(parallel_state)
@@ -73,7 +79,10 @@ def start_cluster(degrees: Degrees) -> dict[str, Axis]:
 
 def _axes(parallel_state: Any) -> dict[str, Axis]:
     groups = {
-        Axis.TENSOR: [parallel_state.get_tensor_model_parallel_group()],
+        Axis.TENSOR: [
+            parallel_state.get_tensor_model_parallel_group(),
+            parallel_state.get_tensor_and_context_parallel_group(),
+        ],
         Axis.CONTEXT: [parallel_state.get_context_parallel_group()],
         Axis.PIPELINE: [parallel_state.get_pipeline_model_parallel_group()],
         # With the distributed optimizer the gradient norm is summed over replicas too.
@@ -81,7 +90,10 @@ def _axes(parallel_state: Any) -> dict[str, Axis]:
             parallel_state.get_model_parallel_group(),
             parallel_state.get_intra_distributed_optimizer_instance_group(check_initialized=False),
         ],
-        Axis.EXPERT: [parallel_state.get_expert_model_parallel_group()],
+        Axis.EXPERT: [
+            parallel_state.get_expert_model_parallel_group(),
+            parallel_state.get_expert_tensor_and_model_parallel_group(),
+        ],
         Axis.EXPERT_DATA: [parallel_state.get_expert_data_parallel_group()],
         Axis.EMBEDDING: [
             parallel_state.get_embedding_group(check_initialized=False),
@@ -110,6 +122,27 @@ def _activation(model: ModelSpec) -> Any:
     }[model.activation]  # fmt: skip
 
 
+def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
+    """Routed experts over the expert-parallel group, each whole on its rank; balance by auxiliary loss."""
+    moe = request.model.moe
+    if moe is None:
+        return {}
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.experts_per_token,
+        "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size or None,
+        "moe_layer_freq": [int(kind == "moe") for kind in kinds],
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+        "moe_use_legacy_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 1e-2,  # Megatron-LM, examples/mixtral; any value above 0 gives the same kernels
+        "expert_tensor_parallel_size": 1,
+    }
+
+
 def _recompute(name: str) -> dict[str, Any]:
     if name == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -123,7 +156,7 @@ def _unchanged(tensor: Any) -> Any:
     return tensor
 
 
-def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule: Schedule) -> Any:
+def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, schedule: Schedule) -> Any:
     """Megatron's TransformerConfig.
 
     Raises:
@@ -136,7 +169,7 @@ def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule
     gelu_or_swiglu = model.activation == "swiglu" or (model.activation == "gelu" and model.linear_bias)
     rate = DROPOUT if request.dropout else 0.0
     settings: dict[str, Any] = {
-        "num_layers": num_layers,
+        "num_layers": len(kinds),
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.ffn_hidden_size,
         "num_attention_heads": model.num_attention_heads,
@@ -177,6 +210,7 @@ def config_of(request: TraceRequest, num_layers: int, degrees: Degrees, schedule
         "batch_p2p_sync": False,
         "deallocate_pipeline_outputs": True,
     }
+    settings |= _experts(request, kinds)
     settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees)
     try:
         return TransformerConfig(**settings)
@@ -204,13 +238,27 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
     normalization = "RMSNorm" if request.model.normalization == "rmsnorm" else None
-    spec = get_gpt_layer_local_spec(qk_layernorm=request.model.qk_norm, normalization=normalization)
-    if request.attention == "flash":
-        spec.submodules.self_attention.submodules.core_attention = FlashCoreAttention
+
+    def spec_of(kind: str) -> Any:
+        spec = get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts if kind == "moe" else None,
+            moe_grouped_gemm=kind == "moe",
+            moe_use_legacy_grouped_gemm=kind == "moe",
+            qk_layernorm=request.model.qk_norm,
+            normalization=normalization,
+        )
+        if request.attention == "flash":
+            spec.submodules.self_attention.submodules.core_attention = FlashCoreAttention
+        return spec
+
+    count = get_num_layers_to_build(config, vp_stage=stage)
+    first = get_transformer_layer_offset(config, vp_stage=stage)
+    experts = config.moe_layer_freq if request.model.moe is not None else [0] * config.num_layers
     return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage),
+        layer_specs=[spec_of("moe" if experts[n] else "dense") for n in range(first, first + count)],
         layer_norm=WrappedTorchNorm if normalization else FusedLayerNorm,
     )
 
@@ -231,6 +279,7 @@ def build_chunks(
     from megatron.core.models.gpt import GPTModel
 
     model, chunks = request.model, []
+    GroupedGemm.accumulate = request.gradient_accumulation_fusion
     # Approximation: alibi adds a bias inside the attention kernels; its bytes are left out (underestimates).
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
     for number in range(degrees.virtual) if only is None else (only,):
@@ -296,11 +345,15 @@ def refuse_unsupported(request: TraceRequest) -> None:
     """
     model = request.model
     refusals = (
-        (model.moe is not None, "model.moe", "mixture-of-experts layers are not traced yet"),
+        (
+            model.moe is not None and request.precision != "bf16",
+            "precision",
+            f"{request.precision} is not traced for experts yet; use bf16",
+        ),
+        (model.moe is not None and model.linear_bias, "model.linear_bias", "experts have no biases; use false"),
         (model.mla is not None, "model.mla", "multi-latent attention is not traced yet"),
         (model.multi_token_prediction_layers > 0, "model.multi_token_prediction_layers", "they are not traced yet"),
         (request.context_parallel > 1, "layout.cp", "context parallelism is not traced yet"),
-        (request.expert_parallel > 1, "layout.ep", "expert parallelism is not traced yet"),
         (request.framework != "megatron", "framework", f"{request.framework} is not traced yet; use megatron"),
         (
             request.attention == "flash" and request.precision == "fp32", "attention",

@@ -1,6 +1,7 @@
 """Traces a small real Megatron model and cuts the second micro-batch, a steady one, into pieces."""
 
 import gc
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.recorder import Mark, Recorder
 from echo_explore.tracing.request import TraceRequest
 
-NUM_LAYERS = 2  # the least that shows whether a layer equals its neighbour
+LAYERS_OF_A_KIND = 2  # the least that shows whether a layer equals its neighbour
 NUM_MICRO_BATCHES = 2
 _LAYER = re.compile(r"decoder\.layers\.(\d+)")
 
@@ -45,10 +46,13 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
 
     started = time.perf_counter()
     megatron_model.refuse_unsupported(request)
-    degrees = Degrees(tensor=request.tensor_parallel)
+    kinds = [kind for kind in sorted(set(request.model.layer_kinds)) for _ in range(LAYERS_OF_A_KIND)]
+    # The smallest cluster that holds the groups: experts lie on tensor- and data-parallel ranks.
+    data = request.expert_parallel // math.gcd(request.expert_parallel, request.tensor_parallel)
+    degrees = Degrees(tensor=request.tensor_parallel, data=data, expert=request.expert_parallel)
     axes = megatron_model.start_cluster(degrees)
     schedule = Schedule()
-    config = megatron_model.config_of(request, NUM_LAYERS, degrees, schedule)
+    config = megatron_model.config_of(request, kinds, degrees, schedule)
     quantiser = quantiser_of(request.precision, request.attention, request.recompute)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -62,12 +66,11 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     change = 0.0
     if quantiser is not None and request.recompute != "full":  # a whole layer that is recomputed keeps its input only
         change = quantiser.saved_change_bytes[0] / NUM_MICRO_BATCHES
-    cutter = _Cutter(recorder, found, inner, change)
-    kind = request.model.layer_kinds[0]
+    cutter = _Cutter(recorder, found, inner, kinds, change)
     return Trace(
         key=request.key(versions),
         request=request.canonical(),
-        pieces={"embedding": cutter.embedding(), f"layer.{kind}": cutter.layer(), "head": cutter.head()},
+        pieces=cutter.pieces(),
         layer_kinds=request.model.layer_kinds,
         boundary_bytes=_boundary_bytes(request),
         oracles=tuple(recorder.host_syncs),
@@ -75,7 +78,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
             "versions": versions,
             "tracer_version": TRACER_VERSION,
             "elapsed_s": time.perf_counter() - started,
-            "num_layers_compared": NUM_LAYERS,
+            "num_layers_compared": len(kinds),
             "workspace_bytes": cutter.workspace_bytes,
             "flop_convention": "executed; matrix products and attention only; flash backward = 2.5 forward",
         },
@@ -140,49 +143,56 @@ def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
 class _Cutter:
     """Cuts the last micro-batch at module boundaries."""
 
-    def __init__(self, recorder: Recorder, found: list[Span], model: Any, saved_change_bytes: float) -> None:
-        self._rows, self._levels, self._model = recorder.rows, recorder.storages.levels, model
+    def __init__(
+        self, recorder: Recorder, found: list[Span], model: Any, kinds: Sequence[str], saved_change_bytes: float
+    ) -> None:
+        self._rows, self._levels, self._model, self._kinds = recorder.rows, recorder.storages.levels, model, kinds
+        self._saved_change_bytes = saved_change_bytes
         self._forward, self._backward = found[-2], found[-1]
         if self._forward.backward or not self._backward.backward:
             raise TraceError("schedule: the last two steps are not a forward and its backward; a bug of the tracer")
         self.workspace_bytes = float(self._forward.live_bytes_before)
         span = self._forward
         marks = [m for m in recorder.marks if span.first_row <= m.row <= span.last_row]
-        self._enter = [self._mark(marks, "enter", n) for n in range(NUM_LAYERS)]
-        self._leave = self._mark(marks, "leave", NUM_LAYERS - 1)
-        self._bounds = self._backward_bounds()
-        self._saved = self._enter[1].live_bytes - self._enter[0].live_bytes
-        self._saved_change_bytes = saved_change_bytes
+        self._bounds = [self._mark(marks, "enter", n) for n in range(len(kinds))]
+        self._bounds.append(self._mark(marks, "leave", len(kinds) - 1))
+        self._backward_first, self._backward_last = self._backward_bounds()
         self._check_equal()
 
     @staticmethod
     def _mark(marks: list[Mark], what: str, layer: int) -> Mark:
-        # A layer that is checkpointed runs inside one forward only, so each is met once; the last is the steady one.
-        return [m for m in marks if m.what == what and m.home.layer == layer][-1]
+        return next(m for m in marks if m.what == what and m.home.layer == layer)
 
-    def _backward_bounds(self) -> list[int]:
-        """First rows of head, last layer, ..., layer 0, embedding, and the end of the backward."""
-        first, last = self._backward.first_row, self._backward.last_row
-        layers = [row.layer for row in self._rows[first:last]]
-        bounds = [first]
-        for layer in reversed(range(NUM_LAYERS)):
+    def _backward_bounds(self) -> tuple[list[int], list[int]]:
+        """For each layer the first row of its backward, and the row behind its last."""
+        start = self._backward.first_row
+        layers = [row.layer for row in self._rows[start : self._backward.last_row]]
+        first, last = [], []
+        for layer in range(len(self._kinds)):
             here = [i for i, n in enumerate(layers) if n == layer]
             if not here or len(here) != here[-1] - here[0] + 1:
                 raise TraceError(f"layer {layer}: its backward is not one run of ops, so it can't be cut out")
-            bounds.append(first + here[0])
-        bounds.append(first + len(layers) - layers[::-1].index(0))
-        return [*bounds, last]
+            first.append(start + here[0])
+            last.append(start + here[-1] + 1)
+        return first, last
 
     def _check_equal(self) -> None:
-        pairs = (
-            ("forward", (self._enter[0].row, self._enter[1].row), (self._enter[1].row, self._leave.row)),
-            ("backward", (self._bounds[2], self._bounds[3]), (self._bounds[1], self._bounds[2])),
-        )
-        for what, first, second in pairs:
-            a, b = cut_rows(self._rows, *first), cut_rows(self._rows, *second)
-            if a != b:
-                at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-                raise TraceError(f"layers 0 and 1: their {what} differs from op {at} on; one can't stand for the other")
+        for layer in range(0, len(self._kinds), LAYERS_OF_A_KIND):
+            for what, rows in (("forward", self._forward_rows), ("backward", self._backward_rows)):
+                a, b = cut_rows(self._rows, *rows(layer)), cut_rows(self._rows, *rows(layer + 1))
+                if a != b:
+                    pairs = enumerate(zip(a, b, strict=False))
+                    at = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+                    raise TraceError(
+                        f"layers {layer} and {layer + 1}: their {what} differs from op {at} on; "
+                        "one can't stand for the other"
+                    )
+
+    def _forward_rows(self, layer: int) -> tuple[int, int]:
+        return self._bounds[layer].row, self._bounds[layer + 1].row
+
+    def _backward_rows(self, layer: int) -> tuple[int, int]:
+        return self._backward_first[layer], self._backward_last[layer]
 
     def _levels_between(self, first: int, last: int) -> tuple[int, int]:
         """Live bytes at the start of rows [first, last), and the most inside them."""
@@ -216,24 +226,31 @@ class _Cutter:
             if path.startswith(tuple(prefixes))
         )
 
-    def embedding(self) -> Piece:
-        """From token ids to the first hidden state."""
-        saved = float(self._enter[0].live_bytes - self._forward.live_bytes_before)
-        forward = (self._forward.first_row, self._enter[0].row)
-        return self._piece(forward, (self._bounds[-2], self._bounds[-1]), ("embedding.",), saved)
-
-    def layer(self) -> Piece:
-        """The first layer, which equals the second."""
-        forward = (self._enter[0].row, self._enter[1].row)
-        return self._piece(
-            forward, (self._bounds[2], self._bounds[3]), ("decoder.layers.0.",), self._saved + self._saved_change_bytes
+    def pieces(self) -> dict[str, Piece]:
+        """All pieces by name."""
+        pieces = {}
+        embedding = self._bounds[0].kept_bytes
+        pieces["embedding"] = self._piece(
+            (self._forward.first_row, self._bounds[0].row),
+            (self._backward_last[0], self._backward.last_row),
+            ("embedding.",),
+            float(embedding),
         )
-
-    def head(self) -> Piece:
-        """From the last hidden state to the loss."""
-        total = self._forward.live_bytes_after - self._forward.live_bytes_before
-        embedding = self._enter[0].live_bytes - self._forward.live_bytes_before
-        saved = float(total - embedding - NUM_LAYERS * self._saved)
-        forward = (self._leave.row, self._forward.last_row)
-        prefixes = ("decoder.final_layernorm.", "output_layer.")
-        return self._piece(forward, (self._bounds[0], self._bounds[1]), prefixes, saved)
+        rest = self._forward.kept_bytes - embedding
+        for layer in range(0, len(self._kinds), LAYERS_OF_A_KIND):
+            saved = self._bounds[layer + 1].kept_bytes
+            rest -= LAYERS_OF_A_KIND * saved
+            pieces[f"layer.{self._kinds[layer]}"] = self._piece(
+                self._forward_rows(layer),
+                self._backward_rows(layer),
+                (f"decoder.layers.{layer}.",),
+                saved + self._saved_change_bytes,
+            )
+        # What is left: at the end of the last layer its temporaries are still referenced, so that moment says less.
+        pieces["head"] = self._piece(
+            (self._bounds[-1].row, self._forward.last_row),
+            (self._backward.first_row, self._backward_first[-1]),
+            ("decoder.final_layernorm.", "output_layer."),
+            float(rest),
+        )
+        return pieces

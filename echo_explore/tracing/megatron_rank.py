@@ -29,6 +29,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
         pipeline=request.pipeline_parallel,
         virtual=request.virtual_pipeline,
         data=request.data_parallel,
+        expert=trace.expert_parallel,
         rank=request.rank,
     )
     schedule = Schedule(
@@ -40,7 +41,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
         bucket_elements=request.bucket_elements,
     )
     axes = megatron_model.start_cluster(degrees)
-    config = megatron_model.config_of(trace, sum(request.chunk_layers), degrees, schedule)
+    config = megatron_model.config_of(trace, trace.model.layer_kinds, degrees, schedule)
     quantiser = quantiser_of(trace.precision, trace.attention, trace.recompute)
     recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
     with (

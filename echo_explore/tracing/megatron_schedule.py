@@ -15,7 +15,12 @@ from echo_explore.tracing.request import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One forward or backward of a micro-batch of a chunk: rows [first_row, last_row), live bytes at its ends."""
+    """One forward or backward of a micro-batch of a chunk: rows [first_row, last_row).
+
+    Attributes:
+        live_bytes_before: alive at its start.
+        kept_bytes: alive at its end of what was made inside.
+    """
 
     backward: bool
     micro_batch: int
@@ -23,7 +28,7 @@ class Span:
     first_row: int
     last_row: int
     live_bytes_before: int
-    live_bytes_after: int
+    kept_bytes: int
 
 
 class Batches:
@@ -72,12 +77,13 @@ def spans(recorder: Recorder, models: list[Any]) -> Iterator[list[Span]]:
         recorder.phase = Phase.BACKWARD if backward else Phase.FORWARD
         recorder.micro_batch, recorder.chunk = micro_batch, chunk
         row, live = len(recorder.rows), recorder.storages.live_bytes
+        recorder.since_row = row
         result = function(*args, **kwargs)
         recorder.flush()
         found.append(
             Span(
                 backward=backward, micro_batch=micro_batch, chunk=chunk, first_row=row, last_row=len(recorder.rows),
-                live_bytes_before=live, live_bytes_after=recorder.storages.live_bytes,
+                live_bytes_before=live, kept_bytes=recorder.storages.kept_since(row),
             )
         )  # fmt: skip
         recorder.micro_batch = -1

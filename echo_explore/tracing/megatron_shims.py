@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from echo_explore.core import TraceError
-from echo_explore.tracing import fused_ops
+from echo_explore.tracing import expert_ops, fused_ops
 from echo_explore.tracing.recorder import Recorder
 
 MEGATRON_VERSION = "0.16.1"
@@ -127,6 +127,7 @@ def before_import() -> None:
         multi_tensor_l2norm=lambda chunk, overflow, lists, per_tensor=False: (ops.multi_tensor_l2norm(lists[0]), None),
         multi_tensor_scale=lambda chunk, overflow, lists, scale: ops.multi_tensor_scale(*lists[:2], float(scale)),
     )
+    _module("grouped_gemm", ops=types.SimpleNamespace(gmm=expert_ops.gmm))
     _module("apex")
     _module("apex.multi_tensor_apply", multi_tensor_applier=_apply_multi_tensor)
     _module("apex.optimizers", FusedAdam=_FusedAdam, FusedSGD=torch.optim.SGD)
@@ -184,11 +185,44 @@ def after_import() -> None:
     param_and_grad_buffer.shard_buffer = lambda buffer, count: _LazyShards(buffer, count)
     rope: Any = fused_ops.Rope.apply
     rope_utils.fused_apply_rotary_pos_emb = lambda tensor, angles, interleaved=False: rope(tensor, angles)
+    _experts()
     # Random states are kept on the host and launch nothing.
     random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
     random._get_all_rng_states = lambda: ()
     random._set_all_rng_states = _keep_nothing
     random._fork_rng = contextlib.nullcontext
+
+
+def _experts() -> None:
+    """Fused permutation, and splits without a GPU to count them."""
+    from megatron.core.extensions import transformer_engine
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    moe_utils.HAVE_TE = True  # says no more than that the fused functions below are there
+    moe_utils.te_general_gemm = None  # 0.16.1 names it without defining it where Transformer Engine is absent
+    fused = {
+        "fused_permute": expert_ops.fused_permute_with_probs,  # Megatron always has probabilities
+        "fused_permute_with_probs": expert_ops.fused_permute_with_probs,
+        "fused_unpermute": expert_ops.fused_unpermute,
+        "fused_sort_chunks_by_index": expert_ops.fused_sort_chunks,
+        "fused_sort_chunks_by_index_with_probs": expert_ops.fused_sort_chunks_with_probs,
+    }
+    for name, function in fused.items():
+        setattr(moe_utils, name, function)
+        setattr(transformer_engine, name, function)  # where the configuration looks for them
+
+    def to_host_and_wait(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if point == self.cuda_dtoh_point:
+            for counted in (tokens_per_expert, self.input_splits, self.output_splits, self.output_splits_tp):
+                if isinstance(counted, torch.Tensor):
+                    counted.to("cpu", non_blocking=True)
+            expert_ops.balanced_splits(self)
+            self.d2h_event = self.cuda_dtoh_stream.record_event()
+        if point == self.cuda_sync_point:
+            self.d2h_event.synchronize()
+        return tokens_per_expert
+
+    token_dispatcher.MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = to_host_and_wait
 
 
 def _keep_nothing(*_: Any) -> None:

@@ -211,7 +211,37 @@ def _other(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     return Kernel(op_class=OpClass.OTHER, dims=(max(_numel(inputs), _numel(outputs)),), dtype=dtype)
 
 
+def _grouped(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    tokens, weight = inputs[:2]
+    groups, k, n = weight.shape
+    m = tokens.shape[0]
+    return Kernel(op_class=OpClass.GROUPED_GEMM, dims=(groups, m, n, k), flop=2.0 * m * n * k, dtype=tokens.dtype)
+
+
+def _grouped_wgrad(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """Per group weight[k, n] = tokens[m, k]^T grad[m, n]; in the product's own terms k rows, n columns, m summed."""
+    tokens, grad = inputs[:2]
+    groups = (inputs[2] if len(inputs) > 2 else outputs[0]).shape[0]
+    (m, k), n = tokens.shape, grad.shape[1]
+    # dims: groups, total m, n, k; each of the groups sums over its share of the tokens.
+    dims = (groups, groups * k, n, m // groups)
+    return Kernel(op_class=OpClass.GROUPED_GEMM, dims=dims, flop=2.0 * m * n * k, dtype=tokens.dtype)
+
+
+def _permutation(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    largest = max((*inputs, *outputs), key=lambda t: t.numel())
+    return Kernel(op_class=OpClass.PERMUTE, dims=(largest.shape[0], largest.shape[-1]), dtype=largest.dtype)
+
+
 RULES: dict[str, Rule] = {
+    "echo.grouped_gemm": _grouped,
+    "echo.grouped_wgrad": _grouped_wgrad,
+    "echo.grouped_wgrad_accumulate": _grouped_wgrad,
+    "echo.moe_permute": _permutation,
+    "echo.moe_permute_backward": _permutation,
+    "echo.moe_unpermute": _permutation,
+    "echo.moe_unpermute_backward": _permutation,
+    "echo.moe_sort_chunks": _permutation,
     "aten.mm": _mm,
     "aten.addmm": _mm,
     "aten.bmm": _bmm,

@@ -51,12 +51,16 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment of the forward: entering or leaving a module with a layer number, with the rows and bytes so far."""
+    """A moment of the forward: entering or leaving a layer.
+
+    Attributes:
+        kept_bytes: alive of what was made since the last layer was entered, or the forward began.
+    """
 
     what: str
     home: Home
     row: int
-    live_bytes: int
+    kept_bytes: int
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -70,6 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fuse: whether ops between `open_region` and `close_region` become one row.
         marks: moments at which marked modules began and ended in a forward.
         host_syncs: what the host waited for, and the value that was assumed.
+        since_row: row at which the forward began or the last layer was entered.
         storages: live bytes, who wrote what.
     """
 
@@ -82,6 +87,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fuse = fuse
         self.marks: list[Mark] = []
         self.host_syncs: list[dict[str, Any]] = []
+        self.since_row = 0
         self.storages = StorageMap()
         self._axes = axes
         self._quantiser = quantiser
@@ -144,7 +150,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _mark(self, what: str, home: Home) -> None:
         if torch._C._current_autograd_node() is None:
             self.flush()
-            self.marks.append(Mark(what, home, len(self.rows), self.storages.live_bytes))
+            self.marks.append(Mark(what, home, len(self.rows), self.storages.kept_since(self.since_row)))
+            if what == "enter":
+                self.since_row = len(self.rows)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

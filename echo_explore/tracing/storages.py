@@ -22,6 +22,7 @@ class Access:
 class _Storage:
     nbytes: int
     counted_bytes: int
+    born: int
     reference: Any
     writers: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -46,27 +47,28 @@ class StorageMap:
         if storage is not None:
             self.live_bytes -= storage.counted_bytes
 
-    def _find(self, tensor: torch.Tensor, *, counted: bool) -> tuple[int, _Storage, bool]:
+    def _find(self, tensor: torch.Tensor, row: int | None) -> tuple[int, _Storage, bool]:
+        """Key and record of the tensor's storage, and whether it is new; `row` makes it, None: it was there before."""
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         storage = self._storages.get(key)
         if storage is not None:
             return key, storage, False
         nbytes = untyped.nbytes() if tensor.device.type == "cuda" else 0
-        counted_bytes = nbytes if counted else 0
+        counted_bytes = 0 if row is None else nbytes
         reference = weakref.ref(untyped, lambda _: self._free(key))
-        storage = self._storages[key] = _Storage(nbytes, counted_bytes, reference)
+        storage = self._storages[key] = _Storage(nbytes, counted_bytes, -1 if row is None else row, reference)
         self.live_bytes += counted_bytes
         return key, storage, True
 
     def access(self, tensor: torch.Tensor) -> Access:
         """The extent of a tensor that is read; one not seen before was there before recording began."""
-        key, _, new = self._find(tensor, counted=False)
+        key, _, new = self._find(tensor, None)
         return Access(key, *_extent(tensor), new)
 
     def written(self, tensor: torch.Tensor, row: int) -> Access:
         """Note that `row` wrote the tensor."""
-        key, storage, new = self._find(tensor, counted=True)
+        key, storage, new = self._find(tensor, row)
         start, stop = _extent(tensor)
         storage.writers = [w for w in storage.writers if w[0] < start or w[1] > stop]
         storage.writers.append((start, stop, row))
@@ -75,7 +77,7 @@ class StorageMap:
     def produced(self, tensor: torch.Tensor, row: int) -> int | None:
         """Note an allocation without a kernel before `row`; the key of the storage if it is new."""
         before = self.live_bytes
-        key, _, new = self._find(tensor, counted=True)
+        key, _, new = self._find(tensor, row)
         if not new:
             return None
         self.note(row, before)
@@ -94,6 +96,10 @@ class StorageMap:
                 if start < access.stop and stop > access.start:
                     found.add(row)
         return found
+
+    def kept_since(self, row: int) -> int:
+        """Bytes that are alive of what `row` and later rows made."""
+        return sum(s.counted_bytes for s in self._storages.values() if s.born >= row)
 
     def nbytes(self, key: int, default: float) -> float:
         """Bytes of a storage, `default` if it is gone."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from echo_explore.specs import ModelSpec
+from echo_explore.specs.model import MoeSpec
 from echo_explore.tracing import TraceRequest
 
 GPT = ModelSpec(
@@ -29,6 +30,15 @@ LLAMA = ModelSpec(
     position_embedding="rope",
     tied_embeddings=False,
     linear_bias=False,
+)
+
+MOE = LLAMA.model_copy(
+    update={
+        "name": "small-moe",
+        "moe": MoeSpec(
+            num_experts=8, experts_per_token=2, ffn_hidden_size=512, shared_ffn_hidden_size=256, first_dense_layers=1
+        ),
+    }
 )
 
 

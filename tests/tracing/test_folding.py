@@ -8,7 +8,7 @@ import pytest
 from echo_explore.graph import Axis, ChunkShape, ExecutionGraph, OpKind, Phase, backward_graph, forward_graph
 from echo_explore.tracing import TraceRequest, TraceService
 from echo_explore.tracing.rank_request import RankRequest
-from tests.tracing.models import GPT, LLAMA, request
+from tests.tracing.models import GPT, LLAMA, MOE, request
 
 pytestmark = pytest.mark.torch
 
@@ -48,9 +48,10 @@ def rows_of(graph: ExecutionGraph, keep: np.ndarray[Any, Any]) -> list[tuple[Any
 def without_data_parallel(graph: ExecutionGraph) -> np.ndarray[Any, Any]:
     """Not the reductions and gathers, their waits, and the division of a bucket by the number of replicas."""
     awaited = np.where(graph.awaits >= 0, graph.axis[np.maximum(graph.awaits, 0)], Axis.NONE)
+    data = (Axis.DATA, Axis.EXPERT_DATA)
     divides = np.array([graph.strings[i] == "aten.mul_" for i in graph.name])
-    waits_for_data = (graph.kind == OpKind.WAIT) & (awaited == Axis.DATA)
-    kept: np.ndarray[Any, Any] = (graph.axis != Axis.DATA) & ~waits_for_data & ~divides
+    waits_for_data = (graph.kind == OpKind.WAIT) & np.isin(awaited, data)
+    kept: np.ndarray[Any, Any] = ~np.isin(graph.axis, data) & ~waits_for_data & ~divides
     return kept
 
 
@@ -68,6 +69,8 @@ def check(service: TraceService, whole: RankRequest, stage: int, micro_batches: 
         )
         for micro_batch in micro_batches:
             here = ours & (graph.micro_batch == micro_batch) & (graph.chunk == chunk)
+            if trace.request["model"]["moe"] and not shape.has_head:  # scale of the auxiliary loss, behind the layers
+                here &= graph.layer >= 0
             for composed, forward in ((forward_graph(trace, shape), True), (backward_graph(trace, shape), False)):
                 expected = rows_of(composed, np.ones(composed.num_ops, dtype=bool))
                 assert rows_of(graph, here & ((graph.phase == Phase.FORWARD) == forward)) == expected
@@ -81,7 +84,7 @@ def test_middle_stage_1f1b(service: TraceService, recompute: str) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_middle_stage_interleaved(service: TraceService, recompute: str) -> None:
-    trace = request(tensor_parallel=2, recompute=recompute)
+    trace = request(GPT.model_copy(update={"num_layers": 6}), tensor_parallel=2, recompute=recompute)
     whole = rank_request(
         trace, rank=1 * 4 + 2, pipeline_parallel=3, virtual_pipeline=2, data_parallel=2, num_micro_batches=3,
         chunk_layers=(1,) * 6,
@@ -100,6 +103,12 @@ def test_first_stage_with_replicas(service: TraceService) -> None:
 def test_llama_middle_stage(service: TraceService) -> None:
     whole = rank_request(request(LLAMA, tensor_parallel=2, sequence_parallel=True), rank=1 * 2)
     check(service, whole, 1, [1, 2])  # rotary angles are made once, in the first forward
+
+
+def test_experts_middle_stage(service: TraceService) -> None:
+    trace = request(MOE, tensor_parallel=2, sequence_parallel=True, expert_parallel=4)
+    whole = rank_request(trace, rank=1 * 4, data_parallel=2)
+    check(service, whole, 1, [1, 2])
 
 
 def test_gradient_buckets_and_optimizer_of_a_rank(service: TraceService) -> None:

@@ -1,0 +1,93 @@
+"""Mixture-of-experts layers with balanced routing."""
+
+import numpy as np
+import pytest
+
+from echo_explore.core import TraceError
+from echo_explore.graph import Axis, Collective, OpClass, OpKind, Piece
+from echo_explore.tracing import TraceService
+from tests.tracing.models import MOE, request
+
+pytestmark = pytest.mark.torch
+
+TOKENS, HIDDEN, WIDTH, SHARED, TOP = 2 * 512, 1024, 512, 256, 2
+
+
+def layer(service: TraceService, **changes: object) -> Piece:
+    return service.trace(request(MOE, **changes)).pieces["layer.moe"]
+
+
+def test_layer_kinds(service: TraceService) -> None:
+    trace = service.trace(request(MOE))
+    assert list(trace.pieces) == ["embedding", "layer.dense", "layer.moe", "head"]
+    assert trace.layer_kinds == ("dense",) + ("moe",) * 7
+
+
+@pytest.mark.parametrize("expert", [1, 2, 8])
+def test_flop(service: TraceService, expert: int) -> None:
+    piece = layer(service, expert_parallel=expert)
+    routed = 2.0 * TOKENS * TOP * 3 * HIDDEN * WIDTH
+    for graph, factor in ((piece.forward, 1), (piece.backward, 2)):
+        grouped = graph.op_class == OpClass.GROUPED_GEMM
+        assert graph.flop[grouped].sum() == pytest.approx(factor * routed, rel=1e-9)
+        groups, m, n, k = (graph.dims[grouped, i] for i in range(4))
+        assert (groups == 8 // expert).all()
+        assert graph.flop[grouped] == pytest.approx(2.0 * m * n * k)
+
+
+@pytest.mark.parametrize("expert", [1, 2, 8])
+def test_parameters(service: TraceService, expert: int) -> None:
+    parameters = layer(service, expert_parallel=expert).parameters
+    experts = sum(p.num_elements for p in parameters if p.name.startswith("mlp.experts."))
+    assert experts == 8 // expert * 3 * HIDDEN * WIDTH
+    assert all(p.expert == (expert > 1) for p in parameters if p.name.startswith("mlp.experts."))
+    shared = sum(p.num_elements for p in parameters if "shared_experts" in p.name)
+    assert shared == 3 * HIDDEN * SHARED
+    assert sum(p.num_elements for p in parameters if "router" in p.name) == 8 * HIDDEN
+
+
+def test_every_rank_sends_its_routed_tokens(service: TraceService) -> None:
+    piece = layer(service, expert_parallel=4)
+    for graph in (piece.forward, piece.backward):
+        exchanged = graph.is_collective & (graph.collective == Collective.ALL_TO_ALL)
+        assert (graph.axis[exchanged] == Axis.EXPERT).all()
+        sizes = sorted(graph.message_bytes[exchanged])
+        assert sizes[-2:] == [2.0 * TOKENS * TOP * HIDDEN] * 2  # there and back; the third carries probabilities
+        assert len(sizes) == 3
+        assert not (graph.is_collective & (graph.axis == Axis.NONE)).any()
+
+
+def test_the_host_waits_for_the_counts(service: TraceService) -> None:
+    trace = service.trace(request(MOE, expert_parallel=4))
+    graph = trace.pieces["layer.moe"].forward
+    assert (graph.kind == OpKind.HOST_SYNC).sum() == 1
+    assert trace.oracles
+
+
+def test_weight_gradients_go_into_the_buffer(service: TraceService) -> None:
+    fused, apart = (layer(service, gradient_accumulation_fusion=f).backward for f in (True, False))
+
+    def names(graph: object) -> list[str]:
+        return [graph.strings[i] for i in graph.name]  # type: ignore[attr-defined]
+
+    assert names(fused).count("echo.grouped_wgrad_accumulate") == 2
+    assert names(apart).count("echo.grouped_wgrad") == 2
+    assert fused.flop.sum() == apart.flop.sum()
+
+
+def test_full_recomputation_keeps_little(service: TraceService) -> None:
+    kept = layer(service, recompute="full").saved_bytes
+    assert 2.0 * TOKENS * HIDDEN <= kept < 0.1 * layer(service).saved_bytes
+
+
+def test_narrow_formats_are_refused(service: TraceService) -> None:
+    with pytest.raises(TraceError, match="precision: fp8 is not traced for experts yet"):
+        service.trace(request(MOE, precision="fp8"))
+
+
+def test_dependences_of_an_exchange(service: TraceService) -> None:
+    graph = layer(service, expert_parallel=2).forward
+    names = np.array([graph.strings[i] for i in graph.name])
+    permute = int(np.flatnonzero(names == "echo.moe_permute")[0])
+    exchange = int(np.flatnonzero(graph.collective == Collective.ALL_TO_ALL)[0])
+    assert permute in graph.dep_index[graph.dep_offsets[exchange] : graph.dep_offsets[exchange + 1]]
