@@ -26,8 +26,6 @@ MAX_FAILURES = 3
 """Failures of different candidates after which a study stops."""
 MAX_FAILURE_FRACTION = 0.05
 """Failures over planned trials at which it stops even before: one is enough where 20 trials or fewer are planned."""
-_BOUND_SLACK = 1e-9
-"""Relative rounding error that a bound may exceed an evaluation by."""
 _WAIT_S = 0.2
 
 Ending = Literal["exhausted", "trials", "failures", "interrupted"]
@@ -82,7 +80,6 @@ class Driver:
         self._num_told = 0
         self._front: list[tuple[float, ...]] = []  # feasible objective values of told trials
         self._exhausted = False
-        self.num_bound_violations = 0
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -197,7 +194,6 @@ class Driver:
         values = objective_values(
             self._options.objectives, step_time_s=outcome.step_time_s, point=point, cluster=self._cluster
         )
-        self._check_bound(point, values)
         self._ready[trial] = TrialRecord(
             trial=trial,
             point=point,
@@ -206,13 +202,6 @@ class Driver:
             memory_overshoot=outcome.memory_overshoot,
             outcome=outcome,
         )
-
-    def _check_bound(self, point: SearchPoint, values: tuple[float, ...]) -> None:
-        """Notice a bound that was too high: the certificate is void then."""
-        bounds = self._bounds(point).values
-        if any(bound > value * (1.0 + _BOUND_SLACK) for bound, value in zip(bounds, values, strict=True)):
-            self.num_bound_violations += 1
-            logger.warning("bound %s of %s exceeds its evaluation %s", bounds, point.label(), values)
 
     def _count(self) -> None:
         """Append to the ledger whatever is next in trial order."""

@@ -8,6 +8,9 @@ from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Bounds, Evaluator, TrialRecord
 from echo_explore.specs import ClusterSpec
 
+_ROUNDING = 1e-9
+"""Relative error that a bound may exceed an evaluation by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedPoint:
@@ -41,6 +44,16 @@ class BoundTable:
             known = BoundedPoint(point=point, values=values, memory_overshoot=bounds.memory_overshoot)
             self._known[point] = known
         return known
+
+
+def num_violations(records: Sequence[TrialRecord], bounds: Callable[[SearchPoint], BoundedPoint]) -> int:
+    """Evaluations that their bound exceeds by more than rounding; above 0 no bound can be trusted."""
+    return sum(
+        bound > value * (1.0 + _ROUNDING)
+        for record in records
+        if record.state == "evaluated"
+        for bound, value in zip(bounds(record.point).values, record.values, strict=True)
+    )
 
 
 class EnumerateProposer:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any, Self
 
 _FIRST = b"\nstopping: what is counted is kept, evaluations under way are dropped; press Ctrl-C again to end at once\n"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+temporary_folders: set[Path] = set()
+"""Folders of this process that are deleted also when it ends at once."""
 
 
 class Interrupts:
@@ -50,6 +53,8 @@ class Interrupts:
                 os.write(2, _FIRST)
             return
         kill_descendants()
+        for folder in temporary_folders:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(128 + signal.SIGINT)
 
 

@@ -101,6 +101,8 @@ class SearchResult:
         line = f"{counts.num_legal:,} legal points: {parts}"
         if counts.num_failed:
             line += f", {counts.num_failed:,} failed"
+        if counts.covers_all and not self.certified:
+            return f"{line}; but a bound exceeded an evaluation, so this is no certificate: please report it"
         if not self.certified:
             left = counts.num_legal - counts.num_evaluated - counts.num_bounded
             return f"{line}; {left:,} left, so a better one may exist"

@@ -18,7 +18,7 @@ from echo_explore.core import (
 from echo_explore.core.home import refuse_job_copy, state_folder
 from echo_explore.core.versions import LEDGER_SCHEMA, MODEL_VERSION, PACKAGE_VERSION
 from echo_explore.search.driver import Driver, DriverOptions, Ending
-from echo_explore.search.enumerate import BoundTable, EnumerateProposer
+from echo_explore.search.enumerate import BoundTable, EnumerateProposer, num_violations
 from echo_explore.search.interrupts import Interrupts
 from echo_explore.search.ledger import Header, Ledger, check_same_study, read_ledger
 from echo_explore.search.local_pool import LocalPool
@@ -232,7 +232,7 @@ class _Session:
             "num_legal": len(points),
             "num_untried_over_memory": over_memory,
             "num_untried_worse": worse,
-            "num_bound_violations": driver.num_bound_violations,
+            "num_bound_violations": num_violations(records, bounds),
         }
 
     def result(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import ray
 
 from echo_explore.core import SpecError
-from echo_explore.search.interrupts import descendants, kill_descendants
+from echo_explore.search.interrupts import descendants, kill_descendants, temporary_folders
 from echo_explore.search.ray_environment import starts_local
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Connection:
             ray.shutdown()
         if self.temporary is not None:
             kill_descendants(among=started)
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            _remove(self.temporary)
 
 
 def connect(address: str, *, num_cpus: int | None) -> Connection:
@@ -124,7 +124,7 @@ def _start_local(num_cpus: int) -> Connection:
         with contextlib.suppress(Exception):
             ray.shutdown()
         kill_descendants(among=frozenset(descendants()) - before)
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         if not isinstance(error, Exception):
             raise
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -136,8 +136,15 @@ def _short_folder() -> Path:
     """A new folder whose path is short enough for Ray's sockets."""
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if len(parent) + len(_TEMP_PREFIX) + 9 <= _TEMP_LIMIT and os.access(parent, os.W_OK):
-            return Path(tempfile.mkdtemp(prefix=_TEMP_PREFIX, dir=parent))
+            folder = Path(tempfile.mkdtemp(prefix=_TEMP_PREFIX, dir=parent))
+            temporary_folders.add(folder)
+            return folder
     raise SpecError("TMPDIR", tempfile.gettempdir(), "is too long a path for Ray's sockets", "set TMPDIR=/tmp")
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary_folders.discard(folder)
 
 
 def num_cluster_cpus() -> int:
