@@ -107,7 +107,9 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
     )
 
 
-def _graph(request: TraceRequest, rows: Sequence[Mapping[str, Any]], phase: Phase, *, layer: int = -1) -> ExecutionGraph:
+def _graph(
+    request: TraceRequest, rows: Sequence[Mapping[str, Any]], phase: Phase, *, layer: int = -1
+) -> ExecutionGraph:
     dtype = DType.FP16 if request.precision == "fp16" else DType.BF16
     return build_graph([OpRow(**{"phase": phase, "layer": layer, "dtype": dtype, **row}) for row in rows])
 
