@@ -49,7 +49,9 @@ class Region:
             place = (access.key, access.start, access.stop)
             if access.key not in self.created and place not in self._seen:
                 self._seen.add(place)
-                self._reads[access.key] = self._reads.get(access.key, 0.0) + tensor_bytes(tensor)
+                # Capped here: once the storage is freed, another one may get its key.
+                read = self._reads.get(access.key, 0.0) + tensor_bytes(tensor)
+                self._reads[access.key] = min(read, float(access.storage_bytes))
         for tensor, access in zip(written, writes, strict=True):
             if access.new:
                 self.created.add(access.key)
@@ -63,8 +65,8 @@ class Region:
     def finish(self, storages: StorageMap) -> OpRow:
         """The row of the region; call it while the results are alive and the temporaries are gone."""
         row = self.row
-        row.bytes_read = sum(min(n, storages.nbytes(key, n)) for key, n in self._reads.items())
-        row.bytes_written = sum(storages.nbytes(key, 0.0) for key in self.created) + sum(self._writes.values())
+        row.bytes_read = sum(self._reads.values())
+        row.bytes_written = sum(storages.nbytes(key) for key in self.created) + sum(self._writes.values())
         row.deps = tuple(sorted(self.deps))
         row.shapes = "x".join(map(str, self._largest))
         count = self._largest.numel()

@@ -15,6 +15,7 @@ class Access:
     key: int
     start: int
     stop: int
+    storage_bytes: int
     new: bool = False
 
 
@@ -63,8 +64,8 @@ class StorageMap:
 
     def access(self, tensor: torch.Tensor) -> Access:
         """The extent of a tensor that is read; one not seen before was there before recording began."""
-        key, _, new = self._find(tensor, None)
-        return Access(key, *_extent(tensor), new)
+        key, storage, new = self._find(tensor, None)
+        return Access(key, *_extent(tensor), storage.nbytes, new)
 
     def written(self, tensor: torch.Tensor, row: int) -> Access:
         """Note that `row` wrote the tensor."""
@@ -72,7 +73,7 @@ class StorageMap:
         start, stop = _extent(tensor)
         storage.writers = [w for w in storage.writers if w[0] < start or w[1] > stop]
         storage.writers.append((start, stop, row))
-        return Access(key, start, stop, new)
+        return Access(key, start, stop, storage.nbytes, new)
 
     def produced(self, tensor: torch.Tensor, row: int) -> int | None:
         """Note an allocation without a kernel before `row`; the key of the storage if it is new."""
@@ -101,10 +102,10 @@ class StorageMap:
         """Bytes that are alive of what `row` and later rows made."""
         return sum(s.counted_bytes for s in self._storages.values() if s.born >= row)
 
-    def nbytes(self, key: int, default: float) -> float:
-        """Bytes of a storage, `default` if it is gone."""
+    def nbytes(self, key: int) -> float:
+        """Bytes of a storage, 0 if it is gone."""
         storage = self._storages.get(key)
-        return default if storage is None else float(storage.nbytes)
+        return 0.0 if storage is None else float(storage.nbytes)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

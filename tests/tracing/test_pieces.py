@@ -1,12 +1,14 @@
 """What a layer of a real trace does, sends and keeps."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, Phase, Piece
+from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, Phase, Piece, save_trace
 from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, LLAMA, request
 
@@ -51,6 +53,16 @@ def test_waits_name_asynchronous_collectives_before_them(service: TraceService) 
     assert sorted(graph.awaits[waits]) == list(np.flatnonzero(graph.is_collective & graph.asynchronous))
     assert (graph.awaits[waits] < waits).all()
     assert (graph.awaits[graph.kind != OpKind.WAIT] == -1).all()
+
+
+def test_a_trace_is_the_same_every_time(service: TraceService, tmp_path: Path) -> None:
+    contents = set()
+    for number in range(3):
+        trace = service.trace(request(tensor_parallel=2, attention="unfused", dropout=True))
+        path = tmp_path / f"{number}.npz"
+        save_trace(path, replace(trace, facts={}))
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

@@ -127,14 +127,18 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_damaged_helper_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with TraceService() as first:
-        first.prepare()
-    (library,) = tmp_path.rglob("*.so")
-    size = library.stat().st_size
-    library.write_bytes(b"a full disk")
-    with TraceService() as second:
-        second.prepare()
-    assert library.stat().st_size == size
+    script = """
+        import torch
+        from echo_explore.tracing import guard
+        path = guard.build(torch)
+        size = path.stat().st_size
+        path.write_bytes(b"a full disk")
+        guard.install(torch)
+        print(path.stat().st_size == size, path)
+    """
+    intact, path = run(script).split(maxsplit=1)
+    assert intact == "True"
+    assert path.startswith(str(tmp_path))
 
 
 def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
