@@ -102,6 +102,19 @@ class Simulator:
                 "device in the cluster file, or give --allow-fallback to price it from its specification"
             )
 
+    def timeline(self, candidate: Candidate, options: SimulationOptions = DEFAULT_OPTIONS) -> StepTimeline:
+        """The simulated step with its spans: what ran when.
+
+        Raises:
+            TraceError, MissingExtra, MissingCalibration: see `predict`.
+        """
+        self._check_calibrated(candidate)
+        pricer = Pricer(candidate, compute=self.compute, collective=self.collective, what_if=options.what_if)
+        job = JobBuilder(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if).job
+        return simulate_step(
+            job, interference=self.interference, fidelity=options.fidelity, fold=options.fold, record_spans=True
+        )
+
     def bounds(self, candidate: Candidate) -> LowerBounds:
         """What no prediction of the candidate is below; makes no trace."""
         return lower_bounds(candidate)

@@ -20,6 +20,7 @@ class Span:
         stream: where it ran.
         name: what ran.
         charge: what its time is charged to, if nothing more important runs.
+        phase: FORWARD or BACKWARD of `schedules`, -1 where it does not apply.
         micro_batch: -1 where it does not apply.
         chunk: -1 where it does not apply.
         start_s: from the start of the step.
@@ -30,6 +31,7 @@ class Span:
     stream: Stream
     name: str
     charge: Charge
+    phase: int
     micro_batch: int
     chunk: int
     start_s: float
@@ -53,6 +55,7 @@ def spans_of(step: StepProgram, times: Times) -> tuple[Span, ...]:
                 stream=Stream(int(program.ops.stream[op])),
                 name=_name(step, op, names.text.get(op)),
                 charge=Charge(int(program.ops.charge[op])),
+                phase=int(layout.phase[block]) if block >= 0 else -1,
                 micro_batch=int(layout.micro_batch[block]) if block >= 0 else -1,
                 chunk=int(layout.chunk[block]) if block >= 0 else -1,
                 start_s=float(times.start_s[op]),
