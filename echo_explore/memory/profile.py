@@ -19,7 +19,7 @@ class StageMemory:
         activations_bytes: saved for the backwards of all micro-batches in flight.
         transient_bytes: alive only within the pass that runs at the peak (logits, gradients of activations).
         boundary_bytes: activations and gradients received from and sent to neighbouring stages.
-        framework_bytes: CUDA context and communicators.
+        framework_bytes: CUDA context, communicators, and buffers that the framework keeps for the whole run.
         fragmentation_bytes: reserved by the caching allocator and not in use.
         in_flight: micro-batches in flight at the peak, by chunk of the stage.
     """
@@ -112,6 +112,7 @@ def memory_profile(*, candidate: Candidate, trace: Trace, num_communicators: int
     if num_communicators is None:
         num_communicators = count_communicators(candidate.layout)
     framework = memory.context_bytes + num_communicators * memory.communicator_bytes
+    framework += float(trace.facts.get("workspace_bytes", 0.0))
     return MemoryProfile(
         stages=tuple(
             _stage_memory(candidate, trace, stage, framework) for stage in range(candidate.layout.pipeline_parallel)

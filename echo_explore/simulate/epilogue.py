@@ -24,6 +24,7 @@ class EpilogueFacts:
         master_copy: parameters have an FP32 master copy.
         loss_scaling: gradients are checked for overflow first (FP16).
         model_ranks: ranks that agree on the gradient norm.
+        data_ranks: ranks whose gradients are averaged.
     """
 
     num_elements: int
@@ -37,11 +38,17 @@ class EpilogueFacts:
     loss_scaling: bool
     tensor_parallel: int
     model_ranks: int
+    data_ranks: int
 
 
 def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
     """Rows from the end of the last backward to the end of the step."""
     rows: list[OpRow] = []
+    if facts.data_ranks > 1:
+        # Approximation: Megatron divides each bucket before its reduction; here all are divided at the end of the
+        # backward, which over-estimates where reductions wait for later buckets anyway.
+        size = facts.num_elements * facts.gradient_bytes
+        rows.append(_pass(OpClass.ELEMENTWISE, "divide_gradients", facts.num_elements, size, size))
     if facts.embedding_elements:
         size = facts.embedding_elements * facts.gradient_bytes
         rows.append(_sum(Axis.EMBEDDING, size, "embedding gradients"))

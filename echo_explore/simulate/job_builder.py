@@ -227,4 +227,5 @@ class JobBuilder:
             loss_scaling=recipe.precision == "fp16",
             tensor_parallel=layout.tensor_parallel,
             model_ranks=layout.model_gpus,
+            data_ranks=group,
         )

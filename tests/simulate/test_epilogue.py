@@ -19,6 +19,7 @@ FACTS = EpilogueFacts(
     loss_scaling=True,
     tensor_parallel=8,
     model_ranks=64,
+    data_ranks=4,
 )
 
 
@@ -33,6 +34,7 @@ def _steps(facts: EpilogueFacts) -> list[str]:
 
 def test_order_of_megatron() -> None:
     assert _steps(FACTS) == [
+        "divide_gradients",
         "c10d.allreduce_ embedding gradients",
         "flatten",
         "c10d.allreduce_ norm gradients",
@@ -61,6 +63,7 @@ def test_only_what_the_job_needs() -> None:
         master_copy=False,
         loss_scaling=False,
         model_ranks=1,
+        data_ranks=1,
     )
     assert _steps(small) == [
         "multi_tensor_l2norm",
