@@ -64,10 +64,16 @@ def kill_descendants(*, among: frozenset[int] | None = None) -> None:
     Args:
         among: only these ids; by default all.
     """
-    for pid in descendants():
-        if among is None or pid in among:
+    stopped: list[int] = []
+    # Stopped first, so that none starts another one meanwhile, which would then belong to nobody.
+    while new := [pid for pid in descendants() if pid not in stopped and (among is None or pid in among)]:
+        for pid in new:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGSTOP)
+        stopped += new
+    for pid in stopped:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def descendants() -> list[int]:

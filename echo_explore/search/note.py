@@ -1,7 +1,7 @@
 """What the dashboard says on the page of the best trial: the layout as launch arguments, and where its time goes."""
 
 from echo_explore.core import format_bytes
-from echo_explore.search.ports import TrialRecord
+from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 from echo_explore.search.space import ResolvedSpace
 
 
@@ -42,5 +42,6 @@ def launch_note(record: TrialRecord, space: ResolvedSpace) -> str:
     lines += ["", "```", *megatron_arguments(record, space), "```", "", "| part | s | of the step |", "|---|---|---|"]
     for name, value in outcome.breakdown.items():
         if value:
-            lines.append(f"| {name.removesuffix('_s')} | {value:.3f} | {value / outcome.step_time_s:.1%} |")
+            part = " (in compute)" if name in PARTS_OF_COMPUTE else ""
+            lines.append(f"| {name.removesuffix('_s')}{part} | {value:.3f} | {value / outcome.step_time_s:.1%} |")
     return "\n".join(lines)

@@ -6,10 +6,14 @@ A search knows nothing of simulators: it proposes points, asks an `Evaluator` (h
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from echo_explore.search.point import SearchPoint
 from echo_explore.tracing.request import TraceRequest
+
+
+PARTS_OF_COMPUTE: Final = ("recompute_s", "interference_s")
+"""Keys of a breakdown that are parts of `compute_s`; the others add up to the step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,7 @@ class Outcome:
     Attributes:
         step_time_low_s: lower end of the interval that the prediction carries.
         step_time_high_s: upper end of it.
-        breakdown: seconds of the step by cause, adding up to step_time_s.
+        breakdown: seconds of the step by cause; those outside `PARTS_OF_COMPUTE` add up to step_time_s.
         memory: bytes at the peak by part.
         warnings: what the prediction warns of.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.driver import Ending
 from echo_explore.search.objective import best_of
-from echo_explore.search.ports import TrialRecord
+from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 
 NUM_BEST = 10
 """Layouts in the table."""
@@ -176,11 +176,14 @@ def record_row(record: TrialRecord, objectives: Sequence[str]) -> dict[str, Any]
 
 
 def table(records: Sequence[TrialRecord], objectives: Sequence[str]) -> str:
-    """Rank, layout, step time with its interval, MFU, memory, and the breakdown in per cent of the step."""
+    """Rank, layout, step time with its interval, MFU, memory, and the breakdown in per cent of the step.
+
+    Causes in brackets are parts of compute.
+    """
     extra = [name for name in objectives if name != "step_time_s"]
     causes = _causes(records)
     head = ["#", "layout", "step time", "interval", "MFU", "memory", *extra]
-    rows = [[*head, *(name.removesuffix("_s") for name in causes)]]
+    rows = [[*head, *(_title(name) for name in causes)]]
     for rank, record in enumerate(records, start=1):
         outcome = record.outcome
         assert outcome is not None
@@ -201,7 +204,12 @@ def _causes(records: Sequence[TrialRecord]) -> list[str]:
         for name, value in sorted(record.outcome.breakdown.items()):
             if value > 0.0:
                 shares.setdefault(name, value if record is records[0] else 0.0)
-    return sorted(shares, key=lambda name: (-shares[name], name))
+    return sorted(shares, key=lambda name: (name in PARTS_OF_COMPUTE, -shares[name], name))
+
+
+def _title(cause: str) -> str:
+    name = cause.removesuffix("_s")
+    return f"({name})" if cause in PARTS_OF_COMPUTE else name
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
