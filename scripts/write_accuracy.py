@@ -1,7 +1,7 @@
-"""Regenerate docs/accuracy.md and docs/accuracy_rows.csv: python -m scripts.write_accuracy --data DIR [--predictions CSV].
+"""Regenerate docs/accuracy.md and docs/accuracy_rows.csv: python -m scripts.write_accuracy --data DIR.
 
-Runs `validate steps` on DIR/measured_steps.csv unless predictions are given, and writes what it found. The rows file holds
-what a reader needs to check a figure: id, citation, measured seconds, prediction.
+Runs `validate steps` on DIR/measured_steps.csv unless predictions are given, and writes what it found. The rows file
+holds what a reader needs to check a figure: id, citation, measured seconds, prediction.
 """
 
 import argparse
@@ -30,7 +30,8 @@ def predictions_of(data: Path) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder, CachedTracer() as tracer:
         out = Path(folder) / "predicted.csv"
         simulator = default_simulator(tracer=tracer, allow_fallback=True)
-        validate_steps(data / "measured_steps.csv", out, simulator.predict, progress=lambda t: print(t, file=sys.stderr))
+        measured = data / "measured_steps.csv"
+        validate_steps(measured, out, simulator.predict, progress=lambda text: print(text, file=sys.stderr))
         return read(out)
 
 
