@@ -352,7 +352,7 @@ class Fit:
                 {
                     "launch_floor_us": 3.0,
                     "bandwidth_fraction": share,
-                    "backward_bandwidth_fraction": share * (0.8 if name == "norm" else 1.0),
+                    "backward_bandwidth_fraction": share * (0.8 if name in ("norm", "batch_norm") else 1.0),
                     "sigma_log": ASSUMED_SIGMA_LOG if name in GENERIC_STREAM_NOTES else 0.2,
                 },
             )
@@ -382,6 +382,7 @@ class Fit:
 GENERIC_STREAMS = {
     "elementwise": 0.80, "copy": 0.80, "reduction": 0.75, "optimizer": 0.75, "norm": 0.65, "softmax": 0.65,
     "cross_entropy": 0.60, "rope": 0.40, "embedding": 0.40, "permute": 0.50,
+    "batch_norm": 0.65, "quantise": 0.80,
 }  # fmt: skip
 GENERIC_STREAM_NOTES = {
     "optimizer": "assumed: multi-tensor kernels, a little below elementwise ones",
@@ -389,6 +390,7 @@ GENERIC_STREAM_NOTES = {
     "embedding": "assumed: rows gathered at random; no table of the bare kernel",
     "permute": "assumed: rows gathered at random; no table",
     "reduction": "assumed: elementwise with one side",
+    "batch_norm": "assumed: two reads and a write at the share of a norm; no table of training kernels in 16 bits",
 }
 
 
@@ -414,6 +416,7 @@ def main() -> None:
         f"# Tables: {sources}, compiled 2026-11.",
         "# sigma_log: spread of log(measured / predicted) on shapes left out of the fit, widened by what is assumed.",
         "schema = 1",
+        "learned = true  # products in 16 bits by the networks of _shipped/kernels; the tables give the sustained rate",
         f'reference = "Echo Explore roofline, fitted {today} to {sources}"',
         f'fitted_on = "{today}"',
         "largest_extent = 65536",

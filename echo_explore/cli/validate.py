@@ -39,3 +39,33 @@ def steps(
         )
     print(scores.text())
     return 0
+
+
+@app.command("kernels")
+def kernels(
+    measured: Annotated[Path, typer.Argument(help="Measured gemm, attention or elementwise kernels, CSV or CSV.gz.")],
+    out: Annotated[Path, typer.Option("--out", help="Table with predicted_us to write, CSV or CSV.gz.")],
+    calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="NAME=CLUSTER: the GPU that a table calls NAME is this cluster's.")
+    ] = None,
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Price kernels without a model by the roofline.")
+    ] = False,
+) -> int:
+    """Predict every measured kernel; what has no model is declined with a reason."""
+    from echo_explore.compute import load_calibration, shipped_calibration
+    from echo_explore.compute.chip import chip_of
+    from echo_explore.core import SpecError
+    from echo_explore.specs import load_cluster
+    from echo_explore.validation import validate_kernels
+
+    chips = {}
+    for text in gpu or ():
+        name, found, cluster = text.partition("=")
+        if not (name and found and cluster):
+            raise SpecError("gpu", text, "must be NAME=CLUSTER", "write --gpu MyGPU=my_cluster.toml")
+        chips[name] = chip_of(load_cluster(cluster).device)
+    coefficients = load_calibration(calibration) if calibration else shipped_calibration()
+    print(validate_kernels(measured, out, coefficients, chips=chips, allow_fallback=allow_fallback).text())
+    return 0

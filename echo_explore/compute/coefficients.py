@@ -6,13 +6,14 @@ microseconds (`_us`), everything else is a share (`_fraction`), a ratio or a cou
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from echo_explore.compute.attention import AttentionCoefficients
+from echo_explore.compute.corrections import CORRECTIONS, Correction, read_corrections
 from echo_explore.compute.gemm import Floats, GemmCoefficients
 from echo_explore.compute.streaming import StreamCoefficients
 from echo_explore.core import MissingCalibration, SpecError
@@ -22,6 +23,7 @@ from echo_explore.specs.base import read_toml
 
 STREAM_CLASSES = (
     "elementwise", "copy", "rope", "norm", "softmax", "reduction", "embedding", "cross_entropy", "optimizer", "permute",
+    "batch_norm", "quantise",
 )  # fmt: skip
 """Op classes, in lower case, that `streaming` prices."""
 SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
@@ -68,6 +70,8 @@ class Calibration:
         generic: shares that hold for no device in particular, with their wider spread.
         largest_extent: largest m, n or k of the tables.
         longest_sequence: longest sequence of the attention tables.
+        learned: whether products in 16 bits come from the learned networks; false for a file of coefficients alone.
+        corrections: factors that a user measured, applied last.
     """
 
     reference: str
@@ -76,6 +80,8 @@ class Calibration:
     generic: DeviceCoefficients
     largest_extent: int
     longest_sequence: int
+    learned: bool = False
+    corrections: tuple[Correction, ...] = ()
 
 
 class _Table:
@@ -213,6 +219,14 @@ def load_calibration(path: Path) -> Calibration:
         SpecError: the file or a value in it is wrong.
     """
     data = read_toml(path)
+    if data.get("kind") == CORRECTIONS:
+        shipped = shipped_calibration()
+        return replace(
+            shipped,
+            corrections=read_corrections(data, path.name),
+            source_hash=file_hash(path),
+            reference=f"{shipped.reference}, corrected by {data.get('reference', path.name)}",
+        )
     if data.get("schema") != 1:
         raise SpecError(
             f"{path.name}: schema", data.get("schema"), "must be 1, the only version so far", "fit it again"
@@ -234,6 +248,7 @@ def load_calibration(path: Path) -> Calibration:
         generic=generic,
         largest_extent=int(root.number("largest_extent", low=1)),
         longest_sequence=int(root.number("longest_sequence", low=1)),
+        learned=data.get("learned") is True,
     )
 
 

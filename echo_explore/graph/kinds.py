@@ -48,7 +48,13 @@ class OpClass(IntEnum):
     PERMUTE = 13
     """Token permutation of a mixture of experts. dims: rows, columns."""
     OTHER = 14
-    """A kernel that no class above describes; priced by bytes and FLOP."""
+    """A kernel that no class here describes; priced by bytes; with FLOP only where a fallback is allowed."""
+    CONVOLUTION = 15
+    """As its implicit product. dims: groups, batch x output pixels, output channels and input channels x window a group."""
+    BATCH_NORM = 16
+    """dims: rows (batch x pixels), columns (channels); the forward reads its input twice."""
+    QUANTISE = 17
+    """Cast to 8 or 4 bits with its scales. dims: rows, columns."""
 
 
 class Phase(IntEnum):

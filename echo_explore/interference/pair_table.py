@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-NUM_CODES = 16
+NUM_CODES = 32
 """Rows and columns: room for every OpClass and every Collective code."""
 Factors = npt.NDArray[np.float64]
 
@@ -15,8 +15,8 @@ class PairTable:
     """Factors on the times of a kernel and a collective while both run on one GPU; 1 means no slowdown.
 
     Attributes:
-        compute: (16, 16) factor on a kernel of class [op_class, ...] beside a collective [..., collective].
-        collective: (16, 16) factor on the collective [..., collective] beside a kernel of class [op_class, ...].
+        compute: (32, 32) factor on a kernel of class [op_class, ...] beside a collective [..., collective].
+        collective: (32, 32) factor on the collective [..., collective] beside a kernel of class [op_class, ...].
         reference: where the factors come from.
         version: raised with every change of a factor.
     """

@@ -29,7 +29,10 @@ def default_simulator(
         calibration: a calibration file whose coefficients replace the shipped ones.
         allow_fallback: price a device that the calibration does not name from its specification alone.
     """
-    compute = RooflineModel.from_file(calibration) if calibration else RooflineModel.shipped()
+    if calibration:
+        compute = RooflineModel.from_file(calibration, allow_fallback=allow_fallback)
+    else:
+        compute = RooflineModel.shipped(allow_fallback=allow_fallback)
     collective = HierarchicalModel.shipped()
     return Simulator(
         tracer=tracer,

@@ -5,11 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from echo_explore.specs.base import Bytes, Seconds, StrictModel
+from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "fused"]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Framework = Literal["megatron", "fsdp2", "ddp"]
 ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved"]
 OpClassName = Literal[
     "gemm",
@@ -26,6 +28,9 @@ OpClassName = Literal[
     "grouped_gemm",
     "permute",
     "other",
+    "convolution",
+    "batch_norm",
+    "quantise",
 ]
 """Families of kernels, as `graph.OpClass` names them."""
 
@@ -40,6 +45,8 @@ class TrainingRecipe(StrictModel):
         overlap_grad_reduce: gradients are reduced bucket by bucket during the last backward.
         overlap_param_gather: updated parameters are gathered during the next forward.
         dropout: probability of hidden and attention dropout; 0 leaves the kernels out.
+        reshard_after_forward: fsdp2 frees gathered parameters between forward and backward (ZeRO-3) or keeps them
+            (ZeRO-2); None: frees them.
     """
 
     global_batch_size: int = Field(ge=1)
@@ -56,6 +63,7 @@ class TrainingRecipe(StrictModel):
     overlap_p2p: bool | None = None
     gradient_accumulation_fusion: bool | None = None
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    reshard_after_forward: bool | None = None
 
 
 class MemorySpec(StrictModel):
@@ -80,13 +88,18 @@ class StackProfile(StrictModel):
         layer_split_rule: how it splits layers that pp * vpp does not divide; `none` refuses.
         host_launch_s: host time to launch one kernel (Python, dispatcher, driver), when no CUDA graph is used.
         host_step_s: host time once a step (data loader, logging, optimizer bookkeeping).
+        attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
+            kernels of the GPU's generation.
+        kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
+        sharding: how fsdp2 shards; counts for that framework only.
+        buckets: gradient buckets of ddp; counts for that framework only.
         compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
     """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
     description: str = ""
-    framework: Literal["megatron"] = "megatron"
+    framework: Framework = "megatron"
     attention: Attention
     fusion: Fusion
     distributed_optimizer: bool
@@ -102,8 +115,12 @@ class StackProfile(StrictModel):
     nccl_version: str
     bucket_elements: int = Field(default=40_000_000, ge=1)
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    attention_kernel: str = ""
+    kernel_source: str = ""
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
     memory: MemorySpec
+    sharding: ShardingSpec = Field(default_factory=ShardingSpec)
+    buckets: BucketSpec = Field(default_factory=BucketSpec)
 
     def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:
         """The recipe with every None replaced by what this stack does."""

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from echo_explore.graph.execution_graph import Floats
 
-NUM_CODES = 16
+NUM_CODES = 32
 """Room for every OpClass and every Collective code."""
 
 

@@ -138,10 +138,25 @@ def test_a_rate_that_the_device_lacks_is_an_error() -> None:
 
 
 def test_a_kernel_of_no_class_is_priced_by_bytes_and_flop_and_reported() -> None:
-    row = OpRow(op_class=OpClass.OTHER, dtype=DType.BF16, flop=1e12, bytes_read=1e6)
-    times = MODEL.kernel_times(build_graph([row]), device(), STACK)
-    assert times.time_s[0] > 1e12 / 312e12
+    times = MODEL.kernel_times(build_graph([OpRow(op_class=OpClass.OTHER, bytes_read=1e9)]), device(), STACK)
+    assert times.time_s[0] > 1e9 / 2.039e12
     assert "other: 1 kernels" in times.extrapolated[0]
+    assert times.num_fallbacks == 0
+
+
+def test_a_kernel_without_a_model_is_an_error_or_a_counted_fallback() -> None:
+    computes = OpRow(op_class=OpClass.OTHER, dtype=DType.BF16, flop=1e12, bytes_read=1e6)
+    eight_bits, absurd = gemm(1, 512, 512, 512, dtype=DType.FP8), gemm(1, 2**27, 8, 8)
+    for row, named in ((computes, "other: a kernel of no"), (eight_bits, "gemm in fp8"), (absurd, "beyond 67108864")):
+        with pytest.raises(MissingCalibration, match=f"{named}.*--allow-fallback"):
+            _times([row], device())
+    lenient = RooflineModel.shipped(allow_fallback=True)
+    graph = build_graph([computes, eight_bits, eight_bits, gemm(1, 512, 512, 512)])
+    times = lenient.kernel_times(graph, device(), STACK)
+    assert times.num_fallbacks == 3
+    assert "fallback: 3 kernels without a model (gemm, other)" in " ".join(times.extrapolated)
+    assert times.time_s[0] > 1e12 / 312e12
+    assert times.sigma_log[0] > times.sigma_log[3]
 
 
 def test_the_scale_of_a_stack_multiplies_its_class() -> None:

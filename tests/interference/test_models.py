@@ -13,7 +13,7 @@ def test_every_model_gives_a_table_of_factors_from_one_up(name: str) -> None:
     model = INTERFERENCE_MODELS[name]()
     table = model.pair_table()
     for factors in (table.compute, table.collective):
-        assert factors.shape == (16, 16)
+        assert factors.shape == (32, 32)
         assert (factors >= 1).all()
         assert not factors.flags.writeable
     assert table.reference == model.reference
@@ -21,8 +21,8 @@ def test_every_model_gives_a_table_of_factors_from_one_up(name: str) -> None:
 
 
 def test_every_code_has_a_place_in_the_table() -> None:
-    assert max(OpClass) < 16
-    assert max(Collective) < 16
+    assert max(OpClass) < 32
+    assert max(Collective) < 32
 
 
 def test_none_slows_nothing() -> None:
@@ -48,7 +48,7 @@ def test_a_speed_up_is_refused(value: float) -> None:
 
 
 def test_a_table_refuses_wrong_shapes_and_factors() -> None:
-    good, bad = np.ones((16, 16)), np.full((16, 16), 0.5)
+    good, bad = np.ones((32, 32)), np.full((32, 32), 0.5)
     with pytest.raises(ValueError, match="compute has shape"):
         PairTable(compute=np.ones((3, 3)), collective=good, reference="", version=1)
     with pytest.raises(ValueError, match="collective holds a factor below 1"):

@@ -180,7 +180,7 @@ def test_refused_rows_and_tables() -> None:
         simulate_step(job, interference=interference(), fidelity="kernel")
     with pytest.raises(SpecError, match="every factor must be 1 or more"):
         simulate_step(_job(), interference=interference(0.9), fidelity="kernel")
-    small = TableInterference(compute=np.ones((2, 2)), collective=np.ones((16, 16)))
+    small = TableInterference(compute=np.ones((2, 2)), collective=np.ones((32, 32)))
     with pytest.raises(SpecError, match="needs a factor for each pair; fix: give both tables one shape"):
         simulate_step(_job(), interference=small, fidelity="kernel")
     with pytest.raises(SpecError, match="fidelity = 'op': must be kernel or block"):

@@ -17,7 +17,7 @@ from echo_explore.timeline.program import Pairs, Program, Times, run_program
 
 
 def pairs(compute: float, collective: float) -> Pairs:
-    return Pairs(compute=np.full((16, 16), compute), collective=np.full((16, 16), collective))
+    return Pairs(compute=np.full((32, 32), compute), collective=np.full((32, 32), collective))
 
 
 @st.composite

@@ -1,0 +1,103 @@
+"""The rates of one GPU that kernel times depend on, and a catalogue of GPUs by the names that tables use."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from echo_explore.core import MissingCalibration, parse_quantity
+from echo_explore.core.names import nearest
+from echo_explore.specs import DeviceSpec, load_cluster
+from echo_explore.specs.base import read_toml
+
+_CATALOGUE = Path(__file__).resolve().parent.parent / "_shipped" / "kernels" / "gpus.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """What a kernel model needs to know of a GPU.
+
+    Attributes:
+        key: name of the device whose measurements apply.
+        peak_flop_per_s: dense rates by precision.
+        bandwidth_bytes_per_s: of the memory.
+        num_sms: streaming multiprocessors or compute units.
+        clock_hz: boost clock.
+        l2_cache_bytes: capacity of the last cache before memory.
+    """
+
+    key: str
+    peak_flop_per_s: Mapping[str, float]
+    bandwidth_bytes_per_s: float
+    num_sms: int
+    clock_hz: float
+    l2_cache_bytes: float
+
+    def peak(self, precision: str) -> float:
+        """Dense rate at a precision, in FLOP/s.
+
+        Raises:
+            MissingCalibration: the GPU has no such rate.
+        """
+        rate = self.peak_flop_per_s.get(precision)
+        if rate is None:
+            have = ", ".join(self.peak_flop_per_s)
+            raise MissingCalibration(f"{precision}: {self.key} has no such rate; fix: use one of {have}")
+        return rate
+
+
+def chip_of(device: DeviceSpec, key: str | None = None) -> Chip:
+    """The chip of a cluster file's device; `key` overrides whose measurements apply."""
+    return Chip(
+        key=key or device.calibration,
+        peak_flop_per_s=dict(device.peak_flop_per_s),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+        clock_hz=device.clock_hz,
+        l2_cache_bytes=device.l2_cache_bytes,
+    )
+
+
+@cache
+def chip_names() -> Mapping[str, str]:
+    """The key of every GPU of the catalogue by each of its names in lower case."""
+    entries = read_toml(_CATALOGUE)["gpu"]
+    return {name.lower(): key for key, entry in entries.items() for name in (key, *entry["names"])}
+
+
+@cache
+def _chip(key: str) -> Chip:
+    entry = read_toml(_CATALOGUE)["gpu"][key]
+    if "cluster" in entry:
+        return chip_of(load_cluster(entry["cluster"]).device, key)
+    where = f"gpus.toml: gpu.{key}"
+
+    def quantity(name: str, unit: str) -> float:
+        return parse_quantity(entry[name], unit=unit, field=f"{where}.{name}")
+
+    return Chip(
+        key=key,
+        peak_flop_per_s={
+            name: parse_quantity(rate, unit="flop_per_s", field=f"{where}.peak.{name}")
+            for name, rate in entry["peak"].items()
+        },
+        bandwidth_bytes_per_s=quantity("memory_bandwidth", "bytes_per_s"),
+        num_sms=int(entry["num_sms"]),
+        clock_hz=quantity("clock", "hz"),
+        l2_cache_bytes=quantity("l2_cache", "bytes"),
+    )
+
+
+def named_chip(name: str) -> Chip:
+    """The GPU of that name.
+
+    Raises:
+        MissingCalibration: the catalogue has none; names the nearest.
+    """
+    key = chip_names().get(name.strip().lower())
+    if key is None:
+        near = ", ".join(nearest(name, chip_names()))
+        raise MissingCalibration(
+            f"gpu = {name!r}: is not in the catalogue of GPUs; fix: use its full name (near: {near})"
+        )
+    return _chip(key)

@@ -1,0 +1,211 @@
+"""Kernel times of the learned models: physical base times a fitted residual, never below the roofline.
+
+    t = max(base e^r, F / P, bytes / B)
+
+A product in 16 bits is never faster, beyond 4.5 %, than the same product with n, k or both divided by 4, 16, 64, ...:
+t(n, k) = max(t'(n, k), 0.955 t'(n // 4^i, k // 4^j) for all i, j), which makes t(n, k) >= 0.955 t(n // 4, k) exact.
+
+References:
+    NeuSight, arXiv 2407.13853 (2024): a learned utilisation bounded by the roofline.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.compute.attention_features import attention_base_s, attention_features, attention_work
+from echo_explore.compute.chip import Chip
+from echo_explore.compute.gemm import UNALIGNED_SLOWDOWN, alignment_slowdown
+from echo_explore.compute.gemm_features import gemm_base_s, gemm_bytes, gemm_features
+from echo_explore.compute.network import ResidualNetwork, load_networks
+from echo_explore.compute.stream_features import stream_base_s, stream_features
+from echo_explore.compute.tables import element_bytes_of
+
+Floats = npt.NDArray[np.float64]
+
+_FOLDER = Path(__file__).resolve().parent.parent / "_shipped" / "kernels"
+GEMM_NETWORKS: Mapping[str, str] = {
+    "bf16": "gemm_half", "fp16": "gemm_half", "fp8": "gemm_fp8", "mxfp8": "gemm_fp8", "nvfp4": "gemm_nvfp4",
+    "fp32": "gemm_fp32", "tf32": "gemm_half",
+}  # fmt: skip
+"""The network that prices products of a precision; each always with the peak of the precision itself."""
+SMALLEST_EXTENT = 32.0
+"""Smallest n and k of the tables in 16 bits and below; smaller ones cost the same."""
+QUARTER_FRACTION = 0.955
+"""How much faster than its quarter a product may be: within the 5 % that measured tables scatter by."""
+LIKE: Mapping[str, tuple[str, ...]] = {
+    "a100-sxm4-40gb": ("a100-sxm4-80gb", "a100-pcie-40gb"), "a100-pcie-40gb": ("a100-sxm4-80gb",),
+    "a100-pcie-80gb": ("a100-sxm4-80gb",), "a100-sxm4-80gb": ("a100-pcie-80gb",),
+    "h800-sxm5-80gb": ("h100-sxm5-80gb",), "gh200-96gb": ("h100-sxm5-80gb",), "b300-sxm": ("gb300",),
+    "v100-sxm2-32gb": ("v100-pcie-32gb",),
+}  # fmt: skip
+"""Devices whose measurements serve another one, best first: the same silicon with other memory, links or housing
+(NVIDIA data sheets: A100 2021, H100 2023, GH200 2023, HGX B300 2025, V100 2020; H800: arXiv 2505.09343, section 4)."""
+LIKE_SIGMA_LOG = 0.05
+"""Uncertainty of borrowing so: cards of one GPU differ by that much between tables (A100 and H100, 2026-11-30)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """Times of rows and how sure they are.
+
+    Attributes:
+        time_s: (num_rows,).
+        sigma_log: of every row.
+        generic: no measurement of this device or a like one was used.
+    """
+
+    time_s: Floats
+    sigma_log: float
+    generic: bool
+
+
+@cache
+def network_file(name: str) -> Mapping[str, ResidualNetwork]:
+    """The shipped networks `name` and `name` + `_generic`."""
+    return load_networks(_FOLDER / f"{name}.toml")
+
+
+def _choose(name: str, chip: Chip) -> tuple[ResidualNetwork, list[str], float, bool]:
+    """(network, its device category, spread, generic) for a chip: its own, a like one's, or the generic network."""
+    own = network_file(name)[name]
+    for place, key in enumerate((chip.key, *LIKE.get(chip.key, ()))):
+        if own.knows(f"device:{key}"):
+            sigma = own.sigma_log.get(key, own.sigma_log["*"])
+            return own, [f"device:{key}"], float(np.hypot(sigma, LIKE_SIGMA_LOG * (place > 0))), False
+    generic = network_file(name)[f"{name}_generic"]
+    return generic, [], generic.sigma_log["*"], True
+
+
+def _category(network: ResidualNetwork, field: str, value: str) -> str:
+    """`field:value`, or `field:*`, the middle of the tables, where the fit has not seen it."""
+    name = f"{field}:{value}"
+    return name if value and network.knows(name) else f"{field}:*"
+
+
+def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "") -> Learned:
+    """Isolated times of products, as tables measure them (fp8 and nvfp4: with the cast of A).
+
+    Args:
+        shape: (num_rows, 4) batch, m, n, k, each at least 1.
+        chip: the GPU.
+        precision: of the inputs.
+        source: framework and version that measures; empty: the middle of those that the fit saw.
+
+    Raises:
+        MissingCalibration: the GPU lacks the precision.
+    """
+    peak, element = chip.peak(precision), element_bytes_of(precision)
+    network, categories, sigma, generic = _choose(GEMM_NETWORKS[precision], chip)
+    measured_on = categories[0].partition(":")[2] if categories else "*"
+    categories = [*categories, _category(network, "source", source)]
+    half = element == 2.0
+    worst = 1.0 if precision == "fp32" else UNALIGNED_SLOWDOWN
+
+    def clipped(rows: Floats) -> tuple[Floats, Floats]:
+        slowdown = alignment_slowdown(rows[:, 2], rows[:, 3], element, worst)
+        inner = (
+            rows if precision == "fp32" else np.column_stack([rows[:, :2], np.maximum(rows[:, 2:], SMALLEST_EXTENT)])
+        )
+        return inner, gemm_base_s(inner, chip, peak, element, slowdown)
+
+    def raw(rows: Floats, base: Floats) -> Floats:
+        residual = network.residual(gemm_features(rows, chip, peak, element), categories)
+        return base * np.exp(np.minimum(residual, network.highest(base, measured_on)))
+
+    time = raw(*clipped(shape))
+    if half:
+        _lift_to_quarters(
+            time, shape, clipped, raw, lambda base: QUARTER_FRACTION * base * np.exp(network.highest(base, measured_on))
+        )
+    flop = 2.0 * np.prod(shape, axis=1)
+    bound = np.maximum(flop / peak, gemm_bytes(shape, element) / chip.bandwidth_bytes_per_s)
+    return Learned(time_s=np.maximum(time, bound), sigma_log=sigma, generic=generic)
+
+
+def _lift_to_quarters(
+    time: Floats,
+    shape: Floats,
+    clipped: Callable[[Floats], tuple[Floats, Floats]],
+    raw: Callable[[Floats, Floats], Floats],
+    highest: Callable[[Floats], Floats],
+) -> None:
+    """Raise `time` in place to what its quarters cost; see the module.
+
+    A cell whose base allows no more than the time needs no residual, and neither do the smaller ones beyond it.
+    """
+    rows, i = np.arange(shape.shape[0]), 0
+    while rows.size:
+        inner, j = rows, 0
+        while inner.size:
+            cell = shape[inner].copy()
+            cell[:, 2] //= 4.0**i
+            cell[:, 3] //= 4.0**j
+            if i or j:
+                extents, base = clipped(cell)
+                active = highest(base) > time[inner]
+                if j == 0:
+                    rows = inner[active]
+                inner, cell = inner[active], cell[active]
+                if inner.size:
+                    time[inner] = np.maximum(time[inner], QUARTER_FRACTION * raw(extents[active], base[active]))
+            deeper = cell[:, 3] >= SMALLEST_EXTENT
+            inner, j = inner[deeper], j + 1
+        cut = shape[rows, 2] // 4.0**i
+        rows, i = rows[cut >= SMALLEST_EXTENT], i + 1
+
+
+def learned_attention(
+    columns: Mapping[str, Floats], chip: Chip, dtype: str, kv_dtype: str, *, kernel: str = "", source: str = ""
+) -> Learned:
+    """Isolated times of fused attention.
+
+    Args:
+        columns: see `attention_columns`.
+        chip: the GPU.
+        dtype: precision of the queries, which decides the peak.
+        kv_dtype: precision of keys and values.
+        kernel: name in the tables; empty or unknown: the middle of those that the fit saw.
+        source: as in `learned_gemm`.
+
+    Raises:
+        MissingCalibration: the GPU lacks the precision.
+    """
+    peak = chip.peak(dtype)
+    widths = element_bytes_of(dtype), element_bytes_of(kv_dtype)
+    network, categories, sigma, generic = _choose("attention", chip)
+    named = {"bf16": "bfloat16", "fp16": "float16"}
+    pair = f"{named.get(dtype, dtype)}/{named.get(kv_dtype, kv_dtype)}"
+    for field, value in (("kernel", kernel), ("source", source), ("dtype", pair)):
+        categories.append(_category(network, field, value))
+    arguments = (dict(columns), chip, peak, *widths)
+    base = attention_base_s(*arguments)
+    time = base * np.exp(network.residual(attention_features(*arguments), categories))
+    flop, moved = attention_work(dict(columns), *widths)
+    bound = np.maximum(flop / peak, moved / chip.bandwidth_bytes_per_s)
+    return Learned(time_s=np.maximum(time, bound), sigma_log=sigma, generic=generic)
+
+
+def learned_stream(
+    rows: Floats, columns: Floats, num_bytes: Floats, backward: Floats, chip: Chip, *, op: str = "", kernel: str = ""
+) -> Learned:
+    """Isolated times of kernels that stream rows through memory.
+
+    Args:
+        rows: (num_rows,).
+        columns: (num_rows,) elements a row.
+        num_bytes: (num_rows,) bytes that the operation must move.
+        backward: (num_rows,) 1 where it is a backward.
+        chip: the GPU.
+        op: name in the tables; empty or unknown: the middle.
+        kernel: who wrote the kernel; as op.
+    """
+    network, categories, sigma, generic = _choose("stream", chip)
+    categories += [_category(network, "op", op), _category(network, "kernel", kernel)]
+    residual = network.residual(stream_features(rows, columns, num_bytes, backward, chip), categories)
+    # Approximation: no roofline below, since arrays that fit into the L2 cache are read faster than memory allows.
+    return Learned(time_s=stream_base_s(num_bytes, chip) * np.exp(residual), sigma_log=sigma, generic=generic)

@@ -1,0 +1,483 @@
+"""Fit the learned residuals of kernel times (echo_explore/compute/network.py); used by scripts/fit_compute.py.
+
+Every family is fitted three times: without a fifth of the shapes, for its errors; on all rows, to be shipped; and
+without knowing the device, for GPUs that no table has. Rows of one (n, k), or of one (batch, heads, kv_heads), stay
+together. A category is replaced by `*` in a fifth of the draws, so that `field:*` learns the middle of the tables.
+"""
+
+import argparse
+import datetime
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from echo_explore.compute.attention_features import (
+    ATTENTION_FEATURES,
+    attention_base_s,
+    attention_features,
+)
+from echo_explore.compute.chip import Chip, chip_names, named_chip
+from echo_explore.compute.gemm_features import GEMM_FEATURES, gemm_base_s, gemm_features
+from echo_explore.compute.stream_features import STREAM_FEATURES, stream_base_s, stream_features
+from echo_explore.compute.tables import (
+    attention_table_columns,
+    element_bytes_of,
+    normal_kv,
+    normal_source,
+    precision_of,
+)
+
+Floats = npt.NDArray[np.float64]
+WIDTH = 64
+GENERIC_WIDTH = 24
+WIDTHS = {"attention": 96, "gemm_fp32": 96}
+SMALL_US = 10.0
+"""Times below are launches and count little: the yardstick leaves them out."""
+RARE_WEIGHT = 20.0
+"""Weight of the tables with few rows that are of training kernels (cudnn-frontend), so that they are heard."""
+
+
+@dataclass(kw_only=True)
+class Family:
+    """One kind of kernel, ready to fit.
+
+    Attributes:
+        name: of the network.
+        features: names of the inputs.
+        inputs: (num_rows, num_features).
+        log_base: (num_rows,) log of the physical base in microseconds.
+        log_time: (num_rows,) log of the measured microseconds.
+        weight: (num_rows,).
+        categories: texts `field:value` of each row, by field.
+        group: (num_rows,) rows of one group are held back together.
+        device: (num_rows,) device key.
+        label: (num_rows,) group of the report.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    inputs: Floats
+    log_base: Floats
+    log_time: Floats
+    weight: Floats
+    categories: Mapping[str, npt.NDArray[np.str_]]
+    group: npt.NDArray[np.int64]
+    device: npt.NDArray[np.str_]
+    label: npt.NDArray[np.str_]
+    big: npt.NDArray[np.bool_]
+    scored: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+
+@dataclass(kw_only=True)
+class Fit:
+    """A fitted network as arrays, and how it does."""
+
+    network: dict[str, Any]
+    predict: Callable[[npt.NDArray[np.intp]], Floats]
+
+
+class _Net(torch.nn.Module):
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(inputs, width)
+        self.second = torch.nn.Linear(width, width)
+        self.third = torch.nn.Linear(width, 1)
+        torch.nn.init.zeros_(self.third.weight)
+        torch.nn.init.zeros_(self.third.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.silu(self.first(x))
+        hidden = torch.nn.functional.silu(self.second(hidden))
+        out: torch.Tensor = self.third(hidden).squeeze(1)
+        return out
+
+
+def fit_network(
+    family: Family, rows: npt.NDArray[np.intp], *, device_known: bool, epochs: int, width: int, seed: int,
+    decay: float = 1e-4,
+) -> Fit:  # fmt: skip
+    """Fit on `rows`; `predict` of the result gives log microseconds of any rows of the family."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    fields = [f for f in family.categories if device_known or f != "device"]
+    names = [f"{f}:{v}" for f in fields for v in ("*", *np.unique(family.categories[f]))]
+    names = [n for n in names if n != "device:*"]
+    position = {n: i for i, n in enumerate(names)}
+    codes = np.column_stack(
+        [np.array([position[f"{f}:{v}"] for v in family.categories[f]]) for f in fields]
+        or [np.zeros((len(family.device), 0), dtype=np.int64)]
+    )
+    stars = [position.get(f"{f}:*", -1) for f in fields]
+    x = family.inputs[rows]
+    low, high = x.min(axis=0), x.max(axis=0)
+    mean, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-3)
+    scaled = torch.tensor((np.clip(family.inputs, low, high) - mean) / scale, dtype=torch.float32)
+    target = torch.tensor(family.log_time - family.log_base, dtype=torch.float32)
+    residual = (family.log_time - family.log_base)[rows]
+    limits = np.quantile(residual[family.weight[rows] >= 0.5], [0.0005, 0.9995])
+    weight = torch.tensor(family.weight, dtype=torch.float32)
+    net = _Net(x.shape[1] + len(names), width)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=decay)
+    size = 2048 if len(rows) > 20_000 else 512
+    steps = epochs * max(1, len(rows) // size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps + 1, pct_start=0.1)
+    for _ in range(epochs):
+        order = rng.permutation(rows)
+        for start in range(0, max(1, len(order) // size) * size, size):
+            batch = order[start : start + size]
+            chosen = codes[batch].copy()
+            for column, star in enumerate(stars):
+                if star >= 0:
+                    chosen[rng.random(len(batch)) < 0.2, column] = star
+            hot = torch.zeros((len(batch), len(names)))
+            hot[np.arange(len(batch))[:, None], chosen] = 1.0
+            out = net(torch.cat([scaled[batch], hot], dim=1))
+            error = torch.nn.functional.smooth_l1_loss(out, target[batch], beta=0.03, reduction="none")
+            loss = (error * weight[batch]).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+
+    def predict(which: npt.NDArray[np.intp]) -> Floats:
+        parts = []
+        with torch.no_grad():
+            for chunk in np.array_split(which, max(1, len(which) // 20_000)):
+                hot = torch.zeros((len(chunk), len(names)))
+                hot[np.arange(len(chunk))[:, None], codes[chunk]] = 1.0
+                parts.append(net(torch.cat([scaled[chunk], hot], dim=1)).numpy())
+        return np.asarray(np.clip(np.concatenate(parts), *limits) + family.log_base[which], dtype=np.float64)
+
+    state = {k: v.detach().numpy() for k, v in net.state_dict().items()}
+    network = {
+        "width": width,
+        "features": list(family.features),
+        "categories": names,
+        "low": low, "high": high, "mean": mean, "scale": scale,
+        "first": state["first.weight"].T, "first_bias": state["first.bias"],
+        "second": state["second.weight"].T, "second_bias": state["second.bias"],
+        "third": state["third.weight"][0], "third_bias": float(state["third.bias"][0]),
+        "residual_low": float(limits[0]), "residual_high": float(limits[1]),
+    }  # fmt: skip
+    return Fit(network=network, predict=predict)
+
+
+def spread(log: Floats) -> float:
+    """Standard deviation of the middle and of the 80 % interval of log errors, the larger."""
+    middle = 1.4826 * float(np.median(np.abs(log - np.median(log))))
+    return max(middle, float(np.percentile(np.abs(log), 80)) / 1.2816, 0.03)
+
+
+def report(family: Family, rows: npt.NDArray[np.intp], log_predicted: Floats) -> pd.DataFrame:
+    """Errors by label on the rows of at least 10 us that the yardstick scores."""
+    ratio = np.exp(log_predicted - family.log_time[rows])
+    keep = (np.exp(family.log_time[rows]) >= SMALL_US) & family.scored[rows]
+    table = pd.DataFrame(
+        {"label": family.label[rows], "error": np.abs(ratio - 1), "signed": ratio - 1, "big": family.big[rows]}
+    )[keep]
+    grouped = table.groupby("label")
+    out = grouped.agg(
+        rows=("error", "size"), median=("error", "median"), mean=("error", "mean"),
+        p90=("error", lambda e: e.quantile(0.9)), bias=("signed", "median"),
+    )  # fmt: skip
+    out["big"] = table[table.big].groupby("label").error.mean()
+    return out
+
+
+def held_back(family: Family, seed: int) -> npt.NDArray[np.bool_]:
+    """(num_rows,) a fifth of the groups."""
+    groups = np.random.default_rng(seed).permutation(np.unique(family.group))
+    return np.isin(family.group, groups[: len(groups) // 5])
+
+
+def _weights(latency_us: Floats, scored: npt.NDArray[np.bool_]) -> Floats:
+    return np.where(latency_us >= SMALL_US, 1.0, 0.15) * np.where(scored, 1.0, 0.3)
+
+
+def _balance(device: npt.NDArray[np.str_]) -> Floats:
+    """(num_rows,) root of the largest table over the device's own, so that short tables are heard."""
+    counts = dict(zip(*np.unique(device, return_counts=True), strict=True))
+    own = np.array([counts[d] for d in device], dtype=np.float64)
+    return np.asarray(np.sqrt(max(counts.values()) / own), dtype=np.float64)
+
+
+def _by_chip(
+    table: pd.DataFrame, compute: Callable[[pd.DataFrame, Chip], tuple[Floats, Floats]]
+) -> tuple[Floats, Floats, npt.NDArray[np.str_]]:
+    """(inputs, base in seconds, device key) of rows, one GPU after the other."""
+    inputs: list[Floats] = []
+    base = np.empty(len(table))
+    for gpu in table.gpu.unique():
+        mask = table.gpu.eq(gpu).to_numpy()
+        x, base[mask] = compute(table[mask], named_chip(gpu))
+        if not inputs:
+            inputs.append(np.empty((len(table), x.shape[1])))
+        inputs[0][mask] = x
+    keys = {gpu: named_chip(gpu).key for gpu in table.gpu.unique()}
+    return inputs[0], base, table.gpu.map(keys).to_numpy(dtype=str)
+
+
+def gemm_family(table: pd.DataFrame, name: str, dtypes: Sequence[str]) -> Family:
+    """Products of some data types."""
+    rows = table[table.dtype.isin(dtypes) & (table.latency_us > 0)].reset_index(drop=True)
+
+    def compute(part: pd.DataFrame, chip: Chip) -> tuple[Floats, Floats]:
+        precision = precision_of(part.dtype.iloc[0])
+        element = element_bytes_of(precision)
+        shape = part[["batch", "m", "n", "k"]].to_numpy(dtype=np.float64)
+        peak = chip.peak(precision)
+        return gemm_features(shape, chip, peak, element), gemm_base_s(shape, chip, peak, element)
+
+    inputs, base, device = _by_chip(rows, compute)
+    latency = rows.latency_us.to_numpy()
+    return Family(
+        name=name, features=GEMM_FEATURES, inputs=inputs, log_base=np.log(base * 1e6), log_time=np.log(latency),
+        weight=_weights(latency, np.ones(len(rows), dtype=np.bool_)) * _balance(device),
+        categories={"device": device, "source": rows.source.map(normal_source).to_numpy(dtype=str)},
+        group=(rows.n * 1_000_003 + rows.k).to_numpy(dtype=np.int64), device=device,
+        label=(rows.gpu + " " + rows.dtype).to_numpy(dtype=str),
+        big=(2.0 * rows.batch * rows.m * rows.n * rows.k >= 1e11).to_numpy(),
+        scored=np.ones(len(rows), dtype=np.bool_),
+    )  # fmt: skip
+
+
+def attention_family(table: pd.DataFrame, seed: int) -> Family:
+    """Fused attention: scored rows, and a sample of those with a shorter query."""
+    table = table[(table.latency_us > 0) & table["pass"].isin(["fwd", "bwd"])]
+    table = table[table.gpu.str.lower().isin(chip_names()) & ~table.dtype.str.contains("?", regex=False)]
+    scored = table.seq_q.eq(table.seq_k) & (table.seq_q >= 512)
+    rest = table[~scored]
+    rows = pd.concat([table[scored], rest.sample(min(60_000, len(rest)), random_state=seed)]).reset_index(drop=True)
+    columns = attention_table_columns({name: rows[name].tolist() for name in rows.columns})
+    kv = np.array([normal_kv(a, b) for a, b in zip(rows.dtype, rows.kv_dtype.fillna(""), strict=True)])
+    inputs = np.empty((len(rows), len(ATTENTION_FEATURES)))
+    base = np.empty(len(rows))
+    for gpu, dtype, kv_dtype in {*zip(rows.gpu, rows.dtype, kv, strict=True)}:
+        mask = (rows.gpu.eq(gpu) & rows.dtype.eq(dtype)).to_numpy() & (kv == kv_dtype)
+        chip, precision = named_chip(gpu), precision_of(dtype)
+        part = {k: v[mask] for k, v in columns.items()}
+        arguments = (
+            part,
+            chip,
+            chip.peak(precision),
+            element_bytes_of(precision),
+            element_bytes_of(precision_of(kv_dtype)),
+        )
+        inputs[mask], base[mask] = attention_features(*arguments), attention_base_s(*arguments)
+    keys = {gpu: named_chip(gpu).key for gpu in rows.gpu.unique()}
+    device = rows.gpu.map(keys).to_numpy(dtype=str)
+    latency = rows.latency_us.to_numpy()
+    is_scored = (rows.seq_q.eq(rows.seq_k) & (rows.seq_q >= 512)).to_numpy()
+    backward = rows["pass"].eq("bwd").to_numpy()
+    few = rows.source.str.contains("cudnn-frontend").to_numpy()
+    group = rows.batch * 1_000_003 + rows.heads * 1009 + rows.kv_heads
+    group = group + few * (rows.seq_q * 7_000_003 + rows.causal)  # five models in all: hold back their sequences
+    weight = _weights(latency, is_scored) * np.where(few, RARE_WEIGHT, 1.0)
+    return Family(
+        name="attention", features=ATTENTION_FEATURES, inputs=inputs, log_base=np.log(base * 1e6),
+        log_time=np.log(latency), weight=np.asarray(weight),
+        categories={
+            "device": device,
+            "kernel": np.array([re.sub(r"-(det|swa\d+)", "", k) for k in rows.kernel]),
+            "source": rows.source.map(normal_source).to_numpy(dtype=str),
+            "dtype": np.array([f"{a}/{b}" for a, b in zip(rows.dtype, kv, strict=True)]),
+        },
+        group=group.to_numpy(dtype=np.int64), device=device,
+        label=np.where(
+            backward, "backward " + rows.gpu, rows.gpu + " " + rows.dtype + " " + rows.kv_dtype.fillna("-")
+        ).astype(str),
+        big=(columns["batch"] * columns["heads"] * columns["seq_q"] * columns["seq_k"] * columns["head_dim"] >= 1e11),
+        scored=is_scored | backward,
+    )  # fmt: skip
+
+
+def stream_family(table: pd.DataFrame) -> Family:
+    """Norm, elementwise and quantising kernels."""
+    rows = table[(table.latency_us > 0) & ~table.kernel.fillna("").str.contains("minus_static")].reset_index(drop=True)
+
+    def compute(part: pd.DataFrame, chip: Chip) -> tuple[Floats, Floats]:
+        rows, columns, moved = (part[c].to_numpy(dtype=np.float64) for c in ("rows", "cols", "approx_bytes"))
+        backward = part["pass"].eq("bwd").to_numpy(dtype=np.float64)
+        return stream_features(rows, columns, moved, backward, chip), stream_base_s(moved, chip)
+
+    inputs, base, device = _by_chip(rows, compute)
+    latency = rows.latency_us.to_numpy()
+    return Family(
+        name="stream", features=STREAM_FEATURES, inputs=inputs, log_base=np.log(base * 1e6), log_time=np.log(latency),
+        weight=_weights(latency, np.ones(len(rows), dtype=np.bool_))
+        * np.where(rows.source.str.contains("cudnn-frontend"), RARE_WEIGHT, 1.0),
+        categories={
+            "device": device,
+            "op": rows.op.to_numpy(dtype=str),
+            "kernel": rows.kernel.to_numpy(dtype=str),
+        },
+        group=(rows.rows * 1_000_003 + rows.cols).to_numpy(dtype=np.int64), device=device,
+        label=(rows.gpu + " " + rows.dtype).to_numpy(dtype=str), big=(rows.approx_bytes > 1e8).to_numpy(),
+        scored=np.ones(len(rows), dtype=np.bool_),
+    )  # fmt: skip
+
+
+LEFT_OUT = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200", "gb300")
+"""Devices that are left out one by one, of products in 16 bits and attention, to see how far the networks carry."""
+EPOCHS = {"gemm_half": 40, "gemm_fp8": 40, "gemm_nvfp4": 40, "gemm_fp32": 120, "attention": 50, "stream": 60}
+SOURCES = "aiconfigurator-core 0.12.0 (Apache-2.0), vidur (MIT), NeuSight (MIT), cudnn-frontend benchmarks (MIT)"
+
+
+def families(data: Path, seed: int, names: Sequence[str]) -> list[Family]:
+    """The families of `names`, from the tables in `data`."""
+    gemm = pd.read_csv(data / "gemm.csv.gz")
+    made: dict[str, Callable[[], Family]] = {
+        "gemm_half": lambda: gemm_family(gemm, "gemm_half", ["bfloat16", "float16"]),
+        "gemm_fp8": lambda: gemm_family(gemm, "gemm_fp8", ["fp8"]),
+        "gemm_nvfp4": lambda: gemm_family(gemm, "gemm_nvfp4", ["nvfp4"]),
+        "gemm_fp32": lambda: gemm_family(gemm, "gemm_fp32", ["float32"]),
+        "attention": lambda: attention_family(pd.read_csv(data / "attention.csv.gz", low_memory=False), seed),
+        "stream": lambda: stream_family(pd.read_csv(data / "elementwise_norm.csv.gz")),
+    }
+    return [made[name]() for name in names]
+
+
+def _text(values: Floats) -> str:
+    rows = np.atleast_2d(values)
+    return "'''\n" + "\n".join(" ".join(f"{v:.4g}" for v in row) for row in rows) + "'''"
+
+
+def network_toml(name: str, network: Mapping[str, Any], facts: Mapping[str, Any], sigma: Mapping[str, float]) -> str:
+    """One network as text."""
+    lines = [f"[network.{name}]"]
+    lines += [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in facts.items()]
+    for key, value in network.items():
+        if isinstance(value, np.ndarray):
+            lines.append(f"{key} = {_text(value)}")
+        elif isinstance(value, list):
+            lines.append(f"{key} = [" + ", ".join(f'"{v}"' if isinstance(v, str) else f"{v:.4g}" for v in value) + "]")
+        elif isinstance(value, dict):
+            lines.append(f"{key} = {{ " + ", ".join(f'"{k}" = {v}' for k, v in value.items()) + " }")
+        else:
+            lines.append(f"{key} = {value:.6g}")
+    lines.append("sigma_log = { " + ", ".join(f'"{k}" = {v:.3g}' for k, v in sigma.items()) + " }")
+    return "\n".join(lines) + "\n"
+
+
+def _lines(table: pd.DataFrame, what: str) -> list[str]:
+    out = []
+    for label, row in table.iterrows():
+        cells = [f"{row[c] * 100:{'+' if c == 'bias' else ''}.1f} %" for c in ("median", "mean", "p90", "bias")]
+        cells.append("" if np.isnan(row["big"]) else f"{row['big'] * 100:.1f} %")
+        out.append(f"| {what} {label} | {row['rows']:.0f} | " + " | ".join(cells) + " |")
+    out.append(f"| {what}, mean over groups | {table.rows.sum():.0f} | | {table['mean'].mean() * 100:.1f} % | | | |")
+    return out
+
+
+def fit_family(family: Family, seed: int, *, trial_only: bool = False) -> tuple[str, list[str]]:
+    """The shipped text of a family's two networks, and the lines of its report."""
+    held = held_back(family, seed)
+    everything = np.arange(len(held))
+    epochs = EPOCHS[family.name]
+    trial = fit_network(
+        family, everything[~held], device_known=True, epochs=epochs, width=WIDTHS.get(family.name, WIDTH), seed=seed
+    )
+    log = trial.predict(everything[held])
+    table = report(family, everything[held], log)
+    lines = _lines(table, family.name)
+    if trial_only:
+        return "", lines
+    error = family.log_time[held] - log
+    keep = (np.exp(family.log_time[held]) >= SMALL_US) & family.scored[held]
+    devices = family.device[held]
+    sigma = {d: spread(error[keep & (devices == d)]) for d in np.unique(devices[keep])}
+    sigma["*"] = max(sigma.values())
+    shipped = fit_network(
+        family, everything, device_known=True, epochs=epochs, width=WIDTHS.get(family.name, WIDTH), seed=seed
+    )
+    away = []
+    for device in LEFT_OUT if family.name in ("gemm_half", "attention") else ():
+        rest = everything[family.device != device]
+        fit = fit_generic(family, rest, seed)
+        gone = everything[family.device == device]
+        table = report(family, gone, fit.predict(gone))
+        lines += _lines(table, f"{family.name}, this GPU left out:")
+        away.append(float(table["mean"].mean()))
+    generic = fit_generic(family, everything, seed)
+    today = datetime.date.today().isoformat()
+    facts = {"source": SOURCES, "fitted_on": today, "num_rows": len(everything), "held_back": int(held.sum())}
+    wide = {"*": max([1.3 * a for a in away], default=1.5 * sigma["*"])}
+    if family.name == "gemm_half":
+        shipped.network |= ceiling(family)
+        generic.network |= ceiling(family)
+    text = network_toml(family.name, shipped.network, facts, sigma)
+    return text + "\n" + network_toml(f"{family.name}_generic", generic.network, facts, wide), lines
+
+
+CEILING_BASES_US = (2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0, 200.0, 1000.0)
+"""Knots of the largest residual; below the first and beyond the last it is constant."""
+
+
+def ceiling(family: Family) -> dict[str, Any]:
+    """Largest residual by device and base: the 99th percentile near each knot, so that base e^ceiling never falls."""
+    knots = np.log(CEILING_BASES_US)
+    edges = np.concatenate([[-np.inf], knots, [np.inf]])
+    found: dict[str, list[float]] = {}
+    for device in np.unique(family.device):
+        mine = family.device == device
+        base, residual = family.log_base[mine], (family.log_time - family.log_base)[mine]
+        between = [residual[(base >= a) & (base < b)] for a, b in pairwise(edges)]
+        tops = [float(np.quantile(r, 0.99)) if r.size > 20 else -np.inf for r in between]
+        high = np.array([max(pair) for pair in pairwise(tops)])
+        high = np.where(np.isfinite(high), high, np.max(high))
+        for i in range(1, len(high)):
+            high[i] = max(high[i], high[i - 1] - (knots[i] - knots[i - 1]))
+        found[str(device)] = [round(float(h), 3) for h in high]
+    found["*"] = np.max(list(found.values()), axis=0).tolist()
+    return {"ceiling_base_us": list(CEILING_BASES_US), "ceiling": found}
+
+
+def fit_generic(family: Family, rows: npt.NDArray[np.intp], seed: int) -> Fit:
+    """A small network that does not know the device, from as many rows of each."""
+    rng = np.random.default_rng(seed)
+    devices = np.unique(family.device[rows])
+    each = 15_000
+    parts = [rng.permutation(rows[family.device[rows] == d])[:each] for d in devices]
+    return fit_network(
+        family, np.concatenate(parts), device_known=False, epochs=10, width=GENERIC_WIDTH, seed=seed, decay=1e-3
+    )
+
+
+def main() -> None:
+    """Fit the families asked for and write one file each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    shipped = Path(__file__).resolve().parent.parent / "echo_explore/_shipped/kernels"
+    parser.add_argument("--out", type=Path, default=shipped)
+    parser.add_argument("--families", default=",".join(EPOCHS))
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--trial", action="store_true", help="fit without the held-back shapes and report, write nothing"
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    lines: list[str] = []
+    for family in families(args.data, args.seed, args.families.split(",")):
+        start = time.perf_counter()
+        text, told = fit_family(family, args.seed, trial_only=args.trial)
+        head = "# Learned residual of kernel times. Written by scripts/kernel_networks.py; see docs/compute_model.md.\n"
+        if text:
+            (args.out / f"{family.name}.toml").write_text(f"{head}schema = 1\n\n{text}", encoding="utf-8")
+        lines += told
+        print("\n".join(told), f"\n{family.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    if args.report:
+        args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
