@@ -1,5 +1,6 @@
 """A whole search: what the command, the script and the Python entry point are thin over."""
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -136,6 +137,9 @@ class _Session:
         limit = self.max_trials(sampler)
         if end["ending"] != "exhausted" and (limit is None or limit > len(self.existing.records)):
             return None
+        if self.options.storage is not None or not (self.folder / "study.log").exists():
+            with Ledger(self.ledger_path, header) as ledger, contextlib.closing(self._mirror()) as mirror:
+                mirror.offer(ledger.records)
         return self.result(self.existing.records, header, cast("Ending", end["ending"]), end)
 
     def run(self, stream: TextIO) -> SearchResult:

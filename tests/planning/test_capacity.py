@@ -11,7 +11,10 @@ from echo_explore.specs import SearchSpace
 from echo_explore.testing.fakes import FakeFactory
 from scripts.capacity_plan import main, parse_sizes
 
-SPACE = default_space(model="gpt3-175b", cluster="h800-ndr", global_batch_size=192, sequence_length=2048)
+WIDE = default_space(model="gpt3-175b", cluster="h800-ndr", global_batch_size=192, sequence_length=2048)
+SPACE = WIDE.model_copy(
+    update={"search": WIDE.search.model_copy(update={"virtual_pipeline": (1, 2), "tensor_parallel": (4, 8)})}
+)
 
 
 def _study(space: SearchSpace = SPACE, sizes: tuple[int, ...] = (192, 96, 7, 8)) -> CapacityPlan:

@@ -28,7 +28,7 @@ import sys
 from tests.search.support import fake_search
 from echo_explore.testing.fakes import Faults
 from pathlib import Path
-faults = Faults(slow_s=0.02, log=sys.argv[4])
+faults = Faults(slow_s=0.01, log=sys.argv[4])
 result = fake_search(Path(sys.argv[1]), study=sys.argv[2], sampler=sys.argv[3], faults=faults)
 print(result.ending, result.exit_code)
 sys.exit(result.exit_code)

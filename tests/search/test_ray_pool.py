@@ -57,7 +57,7 @@ def _evaluate(factory: FakeFactory, points: list[SearchPoint], **options: float)
         pool.close()
 
 
-@pytest.mark.parametrize("sampler", ["enumerate", "tpe"])
+@pytest.mark.parametrize("sampler", ["enumerate", pytest.param("tpe", marks=pytest.mark.slow)])
 def test_same_ledger_as_without_ray(local_ray: None, tmp_path: Path, sampler: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -94,6 +94,7 @@ def test_faults_cost_no_trial(local_ray: None, tmp_path: Path) -> None:
     assert {path.name for path in once.iterdir()} == {keys[i] for i in (2, 3, 4, 7, 9)}
 
 
+@pytest.mark.slow
 def test_a_point_that_always_kills_its_evaluator_fails_alone(local_ray: None, tmp_path: Path) -> None:
     space = resolved(write_space(tmp_path))
     points = list(enumerate_points(space))[:12]

@@ -80,6 +80,18 @@ def test_failed_trials_and_sqlite(tmp_path: Path) -> None:
     assert not (result.folder / "study.log").exists()
 
 
+def test_a_finished_study_is_mirrored_anywhere(tmp_path: Path) -> None:
+    result = fake_search(write_space(tmp_path), study="finished")
+    (result.folder / "study.log").unlink()
+    storage = str(tmp_path / "elsewhere.log")
+    log = tmp_path / "log"
+    again = fake_search(write_space(tmp_path), study="finished", storage=storage, faults=Faults(log=str(log)))
+    _check_equal(again, _study(again, storage))
+    again = fake_search(write_space(tmp_path), study="finished", faults=Faults(log=str(log)))
+    _check_equal(again, _study(again))
+    assert not log.exists()
+
+
 def test_a_study_of_that_name_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     theirs = optuna.create_study(study_name="theirs", storage=storage)
@@ -133,7 +145,9 @@ def test_storage_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_database_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_TEST_PASSWORD", "secret")
     with pytest.raises(SpecError, match="cannot be opened") as caught:
-        fake_search(write_space(tmp_path), storage="postgresql://me:${ECHO_TEST_PASSWORD}@127.0.0.1:1/db")
+        fake_search(
+            write_space(tmp_path), study="no-server", storage="postgresql://me:${ECHO_TEST_PASSWORD}@127.0.0.1:1/db"
+        )
     assert "secret" not in str(caught.value)
     with pytest.raises(SpecError, match="storage"):
-        fake_search(write_space(tmp_path), storage="/proc/nowhere/s.log")
+        fake_search(write_space(tmp_path), study="no-folder", storage="/proc/nowhere/s.log")
