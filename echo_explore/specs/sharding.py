@@ -1,0 +1,34 @@
+"""What PyTorch's own data parallelism shards over replicas, and how."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from echo_explore.specs.base import Bytes, StrictModel
+
+
+class ShardingSpec(StrictModel):
+    """Fully sharded data parallelism of a stack: every layer is a unit, embedding and head are one more, the root.
+
+    Attributes:
+        gather_dtype: in which parameters are gathered and used; sharded ones stay in fp32.
+        flat_parameters: the parameters of a unit are one flat array (FSDP1), so that gathered ones need no copy and
+            gradients are divided before they are reduced; else each is sharded by itself (FSDP2).
+        reshard_last_layer: the last layer's parameters are freed after its forward although its backward comes next.
+    """
+
+    gather_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    flat_parameters: bool = False
+    reshard_last_layer: bool = True
+
+
+class BucketSpec(StrictModel):
+    """Gradient buckets of DistributedDataParallel; defaults of torch 2.13, nn/parallel/distributed.py.
+
+    Attributes:
+        first_bytes: size at which the first bucket is closed, so that reduction starts early.
+        bucket_bytes: size at which the others are.
+    """
+
+    first_bytes: Bytes = Field(default=2.0**20, alias="first")
+    bucket_bytes: Bytes = Field(default=25 * 2.0**20, alias="others")
