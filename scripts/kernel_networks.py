@@ -31,6 +31,7 @@ from echo_explore.compute.stream_features import STREAM_FEATURES, stream_base_s,
 from echo_explore.compute.tables import (
     attention_table_columns,
     element_bytes_of,
+    kernel_family,
     normal_kv,
     normal_source,
     precision_of,
@@ -288,6 +289,7 @@ def attention_family(table: pd.DataFrame, seed: int) -> Family:
         categories={
             "device": device,
             "kernel": np.array([re.sub(r"-(det|swa\d+)", "", k) for k in rows.kernel]),
+            "family": np.array([kernel_family(k) for k in rows.kernel]),
             "source": rows.source.map(normal_source).to_numpy(dtype=str),
             "dtype": np.array([f"{a}/{b}" for a, b in zip(rows.dtype, kv, strict=True)]),
         },
@@ -306,8 +308,10 @@ def stream_family(table: pd.DataFrame) -> Family:
 
     def compute(part: pd.DataFrame, chip: Chip) -> tuple[Floats, Floats]:
         rows, columns, moved = (part[c].to_numpy(dtype=np.float64) for c in ("rows", "cols", "approx_bytes"))
-        backward = part["pass"].eq("bwd").to_numpy(dtype=np.float64)
-        return stream_features(rows, columns, moved, backward, chip), stream_base_s(moved, chip)
+        backward = part["pass"].eq("bwd").astype(float).to_numpy(dtype=np.float64)
+        return stream_features(rows, columns, moved, np.asarray(backward, dtype=np.float64), chip), stream_base_s(
+            moved, chip
+        )
 
     inputs, base, device = _by_chip(rows, compute)
     latency = rows.latency_us.to_numpy()
@@ -328,7 +332,7 @@ def stream_family(table: pd.DataFrame) -> Family:
 
 LEFT_OUT = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200", "gb300")
 """Devices that are left out one by one, of products in 16 bits and attention, to see how far the networks carry."""
-EPOCHS = {"gemm_half": 40, "gemm_fp8": 40, "gemm_nvfp4": 40, "gemm_fp32": 120, "attention": 50, "stream": 60}
+EPOCHS = {"gemm_half": 40, "gemm_fp8": 40, "gemm_nvfp4": 40, "gemm_fp32": 120, "attention": 45, "stream": 60}
 SOURCES = "aiconfigurator-core 0.12.0 (Apache-2.0), vidur (MIT), NeuSight (MIT), cudnn-frontend benchmarks (MIT)"
 
 

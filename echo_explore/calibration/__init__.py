@@ -1,0 +1,1 @@
+"""Fits from measurements: kernels, collectives, overlap, steps."""

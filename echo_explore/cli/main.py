@@ -9,7 +9,17 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from echo_explore.cli import catalog, dashboard, predict, search, trace, usage, validate
+from echo_explore.cli import (
+    calibrate_app,
+    calibrate_kernels,
+    catalog,
+    dashboard,
+    predict,
+    search,
+    trace,
+    usage,
+    validate,
+)
 from echo_explore.core import EchoError
 
 EXIT_BAD_INPUT = 2
@@ -28,6 +38,8 @@ app.command("trace")(trace.trace_command)
 app.command("search")(search.search_command)
 app.command("dashboard")(dashboard.dashboard_command)
 app.add_typer(validate.app, name="validate")
+calibrate_app.app.command("kernels")(calibrate_kernels.kernels)
+app.add_typer(calibrate_app.app, name="calibrate")
 for _kind in catalog.KINDS:
     app.command(_kind, help=f"List {_kind}, or print one with its sources.")(catalog.command_for(_kind))
 

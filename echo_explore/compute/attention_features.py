@@ -32,13 +32,24 @@ def attended_pairs(columns: dict[str, Floats]) -> Floats:
     return np.where(columns["window"] > 0, np.minimum(keys, columns["window"]), keys)
 
 
+def with_used_window(columns: dict[str, Floats], element_bytes: float) -> dict[str, Floats]:
+    """The columns with the window that the kernel makes use of.
+
+    cuDNN's backward in 8 bits visits every key whatever the window: 90 ms for a window of 128 over 32,768 tokens where
+    the one in 16 bits takes 3.7 ms (cudnn-frontend benchmarks of GPT-OSS on GB200 and GB300, 2026).
+    """
+    if element_bytes >= 2.0:
+        return columns
+    return columns | {"window": np.where(columns["backward"] > 0, 0.0, columns["window"])}
+
+
 def attention_work(columns: dict[str, Floats], element_bytes: float, kv_bytes: float) -> tuple[Floats, Floats]:
     """(FLOP executed, least bytes moved) of each row, both (num_rows,).
 
     The backward runs five products where the forward runs two, and moves about twice the bytes: queries, keys, values,
     output and its gradient in, three gradients out.
     """
-    c = columns
+    c = with_used_window(columns, element_bytes)
     work = 2.0 * c["batch"] * c["heads"] * c["seq_q"] * attended_pairs(c)
     backward = c["backward"] > 0
     flop = work * np.where(backward, 3.0 * c["head_dim"] + 2.0 * c["value_dim"], c["head_dim"] + c["value_dim"])
@@ -83,7 +94,7 @@ def attention_features(
     columns: dict[str, Floats], chip: Chip, peak: float, element_bytes: float, kv_bytes: float
 ) -> Floats:
     """(num_rows, len(ATTENTION_FEATURES)) inputs of the residual."""
-    c = columns
+    c = with_used_window(columns, element_bytes)
     flop, moved = attention_work(c, element_bytes, kv_bytes)
     kilocycles = chip.clock_hz / 1e3
     queries = c["batch"] * c["heads"]

@@ -23,7 +23,7 @@ from echo_explore.compute.gemm import UNALIGNED_SLOWDOWN, alignment_slowdown
 from echo_explore.compute.gemm_features import gemm_base_s, gemm_bytes, gemm_features
 from echo_explore.compute.network import ResidualNetwork, load_networks
 from echo_explore.compute.stream_features import stream_base_s, stream_features
-from echo_explore.compute.tables import element_bytes_of
+from echo_explore.compute.tables import element_bytes_of, kernel_family
 
 Floats = npt.NDArray[np.float64]
 
@@ -180,7 +180,8 @@ def learned_attention(
     network, categories, sigma, generic = _choose("attention", chip)
     named = {"bf16": "bfloat16", "fp16": "float16"}
     pair = f"{named.get(dtype, dtype)}/{named.get(kv_dtype, kv_dtype)}"
-    for field, value in (("kernel", kernel), ("source", source), ("dtype", pair)):
+    words = (("kernel", kernel), ("family", kernel_family(kernel)), ("source", source), ("dtype", pair))
+    for field, value in words:
         categories.append(_category(network, field, value))
     arguments = (dict(columns), chip, peak, *widths)
     base = attention_base_s(*arguments)

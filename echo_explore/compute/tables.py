@@ -50,6 +50,18 @@ def normal_kernel(text: str) -> str:
     return re.sub(r"-(det|swa\d+)", "", text.strip())
 
 
+_FAMILIES = (
+    ("fa4", r"fa4|_v4"), ("fa3", r"fa3|_v3"), ("trtllm", "trtllm"), ("flashinfer", "flashinfer|fiprefill"),
+    ("triton", "triton"), ("cudnn", "cudnn"), ("flow", "flow"), ("fa2", r"fa2|flash"),
+)  # fmt: skip
+
+
+def kernel_family(kernel: str) -> str:
+    """The algorithm that a kernel's name stands for: one of `_FAMILIES`, or empty."""
+    word = kernel.lower()
+    return next((family for family, pattern in _FAMILIES if re.search(pattern, word)), "")
+
+
 def normal_kv(dtype: str, kv_dtype: str) -> str:
     """The data type of keys and values: that of the queries where the table leaves it out."""
     return kv_dtype.strip() or dtype.strip()

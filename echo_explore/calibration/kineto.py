@@ -1,0 +1,155 @@
+"""Kernels and their shapes from traces of the PyTorch profiler (Kineto, `record_shapes=True`).
+
+A kernel is tied to the operator that launched it by its `External id`; the operator holds `Input Dims` and
+`Input type`. Operators that launched several kernels count with the sum of their times. What has no class here is left
+out and counted.
+"""
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_explore.calibration.kernel_rows import MeasuredKernels, attention_row, gemm_row, stream_row
+from echo_explore.core import SpecError
+from echo_explore.graph import DType, OpClass, OpRow
+
+DTYPES: Mapping[str, DType] = {
+    "c10::bfloat16": DType.BF16, "c10::half": DType.FP16, "float": DType.FP32, "c10::float8_e4m3fn": DType.FP8,
+    "c10::float8_e5m2": DType.FP8,
+}  # fmt: skip
+"""Names of data types in traces."""
+STREAMS: Mapping[str, tuple[OpClass, float, bool]] = {
+    # operator: class, arrays of the size of its first input that it moves, backward
+    "aten::native_layer_norm": (OpClass.NORM, 2, False), "aten::_fused_rms_norm": (OpClass.NORM, 2, False),
+    "aten::native_layer_norm_backward": (OpClass.NORM, 3, True), "aten::_softmax": (OpClass.SOFTMAX, 2, False),
+    "aten::_softmax_backward_data": (OpClass.SOFTMAX, 3, True), "aten::gelu": (OpClass.ELEMENTWISE, 2, False),
+    "aten::silu": (OpClass.ELEMENTWISE, 2, False), "aten::gelu_backward": (OpClass.ELEMENTWISE, 3, True),
+    "aten::silu_backward": (OpClass.ELEMENTWISE, 3, True), "aten::copy_": (OpClass.COPY, 2, False),
+    "aten::fill_": (OpClass.COPY, 1, False), "aten::zero_": (OpClass.COPY, 1, False),
+}  # fmt: skip
+PAIRS = ("aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::sub", "aten::div", "aten::div_")
+"""Elementwise operators whose second input counts where it has the size of the first."""
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scaled_mm")
+ATTENTION: Mapping[str, bool] = {
+    "aten::_flash_attention_forward": False, "aten::_scaled_dot_product_flash_attention": False,
+    "aten::_scaled_dot_product_cudnn_attention": False, "aten::_flash_attention_backward": True,
+    "aten::_scaled_dot_product_flash_attention_backward": True,
+    "aten::_scaled_dot_product_cudnn_attention_backward": True,
+}  # fmt: skip
+"""Operator: whether it is a backward. Inputs are query, key, value of [batch, heads, sequence, head_dim] except for
+`_flash_attention_forward`, which has [batch, sequence, heads, head_dim]."""
+
+
+def read_profiler_trace(path: Path) -> MeasuredKernels:
+    """The kernels of a trace that have a class, as measured inside a step (sustained clocks).
+
+    Raises:
+        SpecError: no trace, no kernels in it, or none of a known class.
+    """
+    events = _events(path)
+    operators = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op" and _external(e) is not None}
+    times: dict[Any, float] = defaultdict(float)
+    kernels = [e for e in events if str(e.get("cat", "")).lower() == "kernel"]
+    if not kernels:
+        raise SpecError(
+            f"{path.name}: traceEvents", 0, "holds no GPU kernels",
+            "profile with ProfilerActivity.CUDA on a GPU",
+        )  # fmt: skip
+    ignored: dict[str, int] = defaultdict(int)
+    for event in kernels:
+        duration = event.get("dur")
+        if isinstance(duration, bool) or not isinstance(duration, int | float) or not duration > 0:
+            ignored["kernels without a duration"] += 1
+        elif _external(event) not in operators:
+            ignored["kernels without an operator"] += 1
+        else:
+            times[_external(event)] += float(duration)
+    rows, seconds = [], []
+    for key, microseconds in times.items():
+        try:
+            row = operator_row(operators[key])
+        except (ValueError, IndexError, TypeError):
+            row = None
+        if row is None:
+            ignored["operators of no class or without shapes"] += 1
+            continue
+        rows.append(row)
+        seconds.append(microseconds * 1e-6)
+    if not rows:
+        raise SpecError(
+            f"{path.name}: traceEvents", len(kernels), "no kernel belongs to an operator with known shapes",
+            "profile with record_shapes=True",
+        )  # fmt: skip
+    return MeasuredKernels(
+        rows=tuple(rows), time_s=np.array(seconds), measured="sustained", source=path.name, num_ignored=dict(ignored)
+    )
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    try:
+        data = path.read_bytes()
+        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except FileNotFoundError:
+        raise SpecError("file", str(path), "does not exist", "check the path") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise SpecError("file", str(path), f"is no JSON trace: {error}", "export it with export_chrome_trace") from None
+    events = trace.get("traceEvents") if isinstance(trace, dict) else trace
+    if not isinstance(events, list):
+        raise SpecError(
+            f"{path.name}: traceEvents", "(missing)", "must be a list", "export it with export_chrome_trace"
+        )
+    return [event for event in events if isinstance(event, dict)]
+
+
+def _external(event: Mapping[str, Any]) -> Any:
+    arguments = event.get("args")
+    return arguments.get("External id") if isinstance(arguments, dict) else None
+
+
+def operator_row(operator: Mapping[str, Any]) -> OpRow | None:
+    """The graph row of an operator of a trace; None where no class describes it."""
+    name, arguments = str(operator.get("name")), operator["args"]
+    dims: Sequence[Any] = arguments.get("Input Dims") or ()
+    types: Sequence[str] = arguments.get("Input type") or ()
+    if name in PRODUCTS:
+        first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
+        dtype = DTYPES.get(types[first].lower())
+        a, b = dims[first], dims[first + 1]
+        if dtype is None or len(a) not in (2, 3):
+            return None
+        batch = int(a[0]) if len(a) == 3 else 1
+        return gemm_row(batch, int(a[-2]), int(b[-1]), int(a[-1]), dtype)
+    if name in ATTENTION:
+        return _attention(name, dims, types, arguments.get("Concrete Inputs") or ())
+    dtype = DTYPES.get(types[0].lower()) if types else None
+    if dtype is None or not dims or not dims[0]:
+        return None
+    width = {DType.BF16: 2.0, DType.FP16: 2.0, DType.FP32: 4.0}.get(dtype, 1.0)
+    columns = int(dims[0][-1])
+    rows = int(np.prod(dims[0][:-1]))
+    if name in STREAMS:
+        op_class, arrays, backward = STREAMS[name]
+        return stream_row(op_class, rows, columns, arrays * width * rows * columns, backward=backward)
+    if name in PAIRS:
+        second = len(dims) > 1 and list(dims[1]) == list(dims[0])
+        return stream_row(OpClass.ELEMENTWISE, rows, columns, (3.0 if second else 2.0) * width * rows * columns)
+    return None
+
+
+def _attention(name: str, dims: Sequence[Any], types: Sequence[str], concrete: Sequence[str]) -> OpRow | None:
+    backward = ATTENTION[name]
+    first = 1 if backward else 0  # a backward starts with the gradient of the output
+    dtype = DTYPES.get(types[first].lower())
+    query, key = dims[first], dims[first + 1]
+    if dtype is None or len(query) != 4:
+        return None
+    order = (0, 2, 1, 3) if "_flash_attention_" in name and "scaled" not in name else (0, 1, 2, 3)
+    batch, heads, seq_q, head_dim = (int(query[i]) for i in order)
+    kv_heads, seq_k = int(key[order[1]]), int(key[order[2]])
+    causal = int(any(str(value) == "True" for value in concrete))
+    return attention_row((batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, 0), dtype, backward=backward)

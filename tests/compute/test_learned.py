@@ -1,0 +1,229 @@
+"""The learned kernel models: invariants that no fit may break, and what they are made of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_explore.compute import RooflineModel, load_calibration
+from echo_explore.compute.attention_features import attention_columns, attention_work
+from echo_explore.compute.chip import Chip, chip_names, chip_of, named_chip
+from echo_explore.compute.gemm_features import gemm_bytes
+from echo_explore.compute.learned import GEMM_NETWORKS, learned_attention, learned_gemm, learned_stream, network_file
+from echo_explore.compute.network import load_networks
+from echo_explore.core import MissingCalibration, SpecError
+from echo_explore.graph import DType, OpClass, OpRow, build_graph
+from echo_explore.specs import load_cluster
+from tests.compute.graphs import device, gemm, stack
+
+GPUS = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM", "B200-SXM", "GB300", "H20", "L40S", "MI300X", "V100-SXM2")
+gpus = st.sampled_from(GPUS).map(named_chip)
+extents = st.integers(1, 70_000)
+
+
+def _shape(*sizes: int) -> np.ndarray:
+    return np.array([[1, *sizes]], dtype=np.float64)
+
+
+@given(gpus, st.sampled_from(["bf16", "fp16"]), st.integers(1, 40_000), extents, extents, st.sampled_from([2, 3]))
+@settings(max_examples=300, deadline=None)
+def test_a_quarter_of_any_n_or_k_is_not_slower(chip: Chip, precision: str, m: int, n: int, k: int, column: int) -> None:
+    precision = precision if precision in chip.peak_flop_per_s else "fp16"
+    whole = _shape(m, n, k)
+    quarter = whole.copy()
+    quarter[0, column] = max(1, whole[0, column] // 4)
+    times = [float(learned_gemm(s, chip, precision).time_s[0]) for s in (whole, quarter)]
+    assert times[0] >= times[1] / 1.05
+
+
+@given(gpus, st.sampled_from(sorted(GEMM_NETWORKS)), st.integers(1, 64), *[extents] * 3)
+@settings(max_examples=150, deadline=None)
+def test_products_are_bounded_by_the_roofline(chip: Chip, precision: str, batch: int, m: int, n: int, k: int) -> None:
+    if precision not in chip.peak_flop_per_s:
+        with pytest.raises(MissingCalibration, match=f"{precision}: .* has no such rate; fix: use one of"):
+            learned_gemm(_shape(m, n, k), chip, precision)
+        return
+    shape = np.array([[batch, m, n, k]], dtype=np.float64)
+    found = learned_gemm(shape, chip, precision)
+    element = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "nvfp4": 0.5}.get(precision, 1.0)
+    least = max(
+        2.0 * batch * m * n * k / chip.peak(precision), gemm_bytes(shape, element)[0] / chip.bandwidth_bytes_per_s
+    )
+    assert least <= found.time_s[0] < 1e6
+    assert 0.02 < found.sigma_log < 1.5
+
+
+@given(gpus, st.integers(1, 16), st.integers(1, 64), st.integers(1, 70_000), st.integers(16, 512), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_attention_is_bounded_by_the_roofline(
+    chip: Chip, batch: int, heads: int, sequence: int, width: int, causal: bool
+) -> None:
+    sizes = [np.array([float(v)]) for v in (batch, heads, heads, sequence, sequence, width)]
+    columns = attention_columns(*sizes, causal=float(causal))
+    found = learned_attention(columns, chip, "fp16", "fp16", kernel="nobody-knows-it")
+    flop, moved = attention_work(columns, 2.0, 2.0)
+    assert found.time_s[0] >= max(flop[0] / chip.peak("fp16"), moved[0] / chip.bandwidth_bytes_per_s)
+    assert np.isfinite(found.time_s).all()
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    rng = np.random.default_rng(1)
+    shape = np.column_stack([np.ones(500), *(rng.integers(1, 20_000, 500) for _ in range(3))]).astype(np.float64)
+    chip = named_chip("H100-SXM5-80GB")
+    together = learned_gemm(shape, chip, "bf16").time_s
+    alone = np.concatenate([learned_gemm(shape[i : i + 1], chip, "bf16").time_s for i in range(0, 500, 50)])
+    np.testing.assert_allclose(together[::50], alone, rtol=2e-5)
+
+
+def test_every_gpu_of_the_catalogue_is_priced() -> None:
+    shape = _shape(4096, 4096, 4096)
+    for name in chip_names():
+        chip = named_chip(name)
+        precision = "bf16" if "bf16" in chip.peak_flop_per_s else "fp32"
+        share = 2 * 4096**3 / learned_gemm(shape, chip, precision).time_s[0] / chip.peak(precision)
+        assert 0.2 < share <= 1, name
+
+
+def test_gpus_of_clusters_have_their_figures_in_the_catalogue_too() -> None:
+    for cluster in ("a100-80gb-hdr", "h800-ndr", "gb200-nvl72", "mi355x-roce"):
+        spec = load_cluster(cluster).device
+        assert named_chip(spec.calibration) == chip_of(spec)
+
+
+def test_a_gpu_nobody_knows_names_the_nearest() -> None:
+    with pytest.raises(MissingCalibration, match=r"gpu = 'H1000': .*near: .*h100"):
+        named_chip("H1000")
+
+
+def test_measured_devices_are_surer_than_others() -> None:
+    shape = _shape(8192, 8192, 8192)
+    measured, like, unknown = (learned_gemm(shape, named_chip(n), "bf16") for n in ("H100-SXM", "H800", "H20"))
+    assert (measured.generic, like.generic, unknown.generic) == (False, False, True)
+    assert measured.sigma_log < like.sigma_log < unknown.sigma_log
+    np.testing.assert_allclose(like.time_s, measured.time_s, rtol=1e-6)
+
+
+def test_a_source_that_was_seen_differs_from_the_middle_of_all() -> None:
+    shape, chip = _shape(8192, 8192, 8192), named_chip("A100-SXM4-80GB")
+    slow, fast, middle, other = (
+        learned_gemm(shape, chip, "bf16", source=s).time_s[0] for s in ("vidur", "aic012/vllm-0.14.0", "", "mine")
+    )
+    assert fast < middle < slow
+    assert middle == other
+
+
+def test_small_extents_cost_what_the_smallest_of_the_tables_costs() -> None:
+    chip = named_chip("H100-SXM")
+    small, smallest = (learned_gemm(_shape(64, n, 4096), chip, "bf16").time_s[0] for n in (32, 8))
+    assert small == smallest
+
+
+def test_a_backward_in_8_bits_visits_all_keys() -> None:
+    sizes = [np.array([float(v)]) for v in (1, 8, 8, 8192, 8192, 64)]
+    whole, windowed = (attention_columns(*sizes, causal=1.0, window=w, backward=1.0) for w in (0.0, 128.0))
+    assert attention_work(windowed, 1.0, 1.0)[0] == attention_work(whole, 1.0, 1.0)[0]
+    assert attention_work(windowed, 2.0, 2.0)[0] < attention_work(whole, 2.0, 2.0)[0] / 10
+
+
+def test_streams_grow_with_their_bytes() -> None:
+    chip, one = named_chip("A100-SXM4-80GB"), np.ones(1)
+    times = [
+        learned_stream(2048 * f * one, 8192 * one, 2048 * f * 8192 * 6 * one, 0 * one, chip, op="add").time_s[0]
+        for f in (1, 4, 16)
+    ]
+    assert times[0] < times[1] < times[2]
+
+
+@pytest.mark.parametrize("name", sorted({*GEMM_NETWORKS.values(), "attention", "stream"}))
+def test_every_network_says_where_it_comes_from(name: str) -> None:
+    for network in network_file(name).values():
+        assert {"source", "fitted_on", "num_rows", "held_back"} <= set(network.facts)
+        assert "*" in network.sigma_log
+        assert (network.low <= network.high).all()
+        assert network.first.size + network.second.size < 20_000
+
+
+def test_a_broken_network_file_names_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "net.toml"
+    good = "schema = 1\n[network.x]\nwidth = 1\nfeatures = ['a']\ncategories = []\nlow = '0'\nhigh = "
+    path.write_text(good + "'1 2'")
+    with pytest.raises(SpecError, match=r"network\.x\.high = 2: must hold \(1,\) finite numbers"):
+        load_networks(path)
+    path.write_text(good + "'one'")
+    with pytest.raises(SpecError, match=r"network\.x\.high = 'one': must hold numbers only"):
+        load_networks(path)
+    path.write_text("schema = 2")
+    with pytest.raises(SpecError, match="schema = 2: must be 1"):
+        load_networks(path)
+
+
+def test_convolution_batch_norm_and_quantise_have_prices() -> None:
+    # ResNet-50's first 3x3 convolution: 64 images of 56 x 56, 64 channels in and out.
+    pixels, channels = 64 * 56 * 56, 64
+    rows = [
+        OpRow(op_class=OpClass.CONVOLUTION, dtype=DType.BF16, dims=(1, pixels, channels, 9 * channels),
+              flop=2.0 * pixels * channels**2 * 9, bytes_read=2.0 * pixels * channels,
+              bytes_written=2.0 * pixels * channels),
+        OpRow(op_class=OpClass.BATCH_NORM, dims=(pixels, channels), bytes_read=4.0 * pixels * channels,
+              bytes_written=2.0 * pixels * channels),
+        OpRow(op_class=OpClass.QUANTISE, dims=(8192, 4096), bytes_read=2.0 * 2**25, bytes_written=1.0 * 2**25),
+    ]  # fmt: skip
+    for cluster in ("a100-80gb-hdr", "h100-ndr", "mi300x-roce"):
+        times = RooflineModel.shipped().kernel_times(build_graph(rows), device(cluster), stack())
+        assert times.num_fallbacks == 0
+        assert (times.time_s > [row.flop / 2.5e15 for row in rows]).all()
+        assert (times.time_s < 1e-3).all()
+
+
+def test_the_stack_names_the_attention_kernel() -> None:
+    row = OpRow(op_class=OpClass.ATTENTION, dtype=DType.BF16, dims=(1, 32, 8, 8192, 8192, 128, 1, 0))
+    model, graph = RooflineModel.shipped(), build_graph([row])
+    named = {k: stack().model_copy(update={"attention_kernel": k}) for k in ("fa3", "triton")}
+    fa3, triton = (model.kernel_times(graph, device("h100-ndr"), s).time_s[0] for s in named.values())
+    default = model.kernel_times(graph, device("h100-ndr"), stack()).time_s[0]
+    assert fa3 == pytest.approx(default, rel=0.15)
+    assert triton > 1.2 * fa3
+
+
+def test_corrections_are_applied_last_and_to_their_class_only(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    table = '[[correction]]\ndevice = "a100-sxm4-80gb"\nop_class = "{}"\ndtype = "{}"\nmeasured = "sustained"\n'
+    values = "time_us = [10, 1000]\nfactor = [2.0, 1.5]\nsigma_log = 0.04\n"
+    head = 'schema = 1\nkind = "kernel-corrections"\n'
+    path.write_text(head + table.format("gemm", "fp16") + values + table.format("norm", "any") + values)
+    mine, shipped = RooflineModel(load_calibration(path)), RooflineModel.shipped()
+    streams = [OpRow(op_class=op_class, bytes_read=1e8) for op_class in (OpClass.NORM, OpClass.COPY)]
+    graph = build_graph([gemm(1, 8192, 8192, 8192), *streams])
+    ratio = mine.kernel_times(graph, device(), stack()).time_s / shipped.kernel_times(graph, device(), stack()).time_s
+    assert ratio[0] == pytest.approx(1.5)
+    assert 1.5 < ratio[1] < 2
+    assert ratio[2] == 1
+    other = mine.kernel_times(graph, device("h100-ndr"), stack()).time_s
+    np.testing.assert_array_equal(other, shipped.kernel_times(graph, device("h100-ndr"), stack()).time_s)
+    assert mine.kernel_times(graph, device(), stack()).sigma_log[0] == 0.04
+    assert "corrected by" in mine.reference
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("factor = [2.0, 1.5]", "factor = [2.0, 0.01]", "makes a longer kernel shorter"),
+        ("factor = [2.0, 1.5]", "factor = [2.0]", "must ascend, one factor each"),
+        ("factor = [2.0, 1.5]", "factor = [2.0, -1]", "must be a finite number above 0"),
+        ('measured = "sustained"', 'measured = "sometimes"', "must be isolated or sustained"),
+        ("sigma_log = 0.04", "sigma_log = 0", "must be a finite number above 0"),
+        ('device = "x"', "device = 3", "must be a text"),
+        ("schema = 1", "schema = 7", "must be 1"),
+    ],
+)
+def test_wrong_corrections_name_the_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = (
+        'schema = 1\nkind = "kernel-corrections"\n[[correction]]\ndevice = "x"\nop_class = "gemm"\ndtype = "fp16"\n'
+        'measured = "sustained"\ntime_us = [10, 1000]\nfactor = [2.0, 1.5]\nsigma_log = 0.04\n'
+    )
+    path = tmp_path / "wrong.toml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(SpecError, match=said):
+        load_calibration(path)
