@@ -13,7 +13,8 @@ def memory_lower_bound(candidate: Candidate) -> float:
     model, layout, each = candidate.model, candidate.layout, state_bytes(candidate)
     kinds, first = model.layer_kinds, 0
     stages = [0.0] * layout.pipeline_parallel
-    table = embedding_weights(model, layout.tensor_parallel) * _each(each, each.dense_shards)
+    padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary
+    table = embedding_weights(model, layout.tensor_parallel, padded=padded) * _each(each, each.dense_shards)
     for chunk, num_layers in enumerate(candidate.chunk_layers):
         stage = chunk % layout.pipeline_parallel
         for kind in kinds[first : first + num_layers]:
@@ -25,9 +26,10 @@ def memory_lower_bound(candidate: Candidate) -> float:
     return max(stages)
 
 
-def embedding_weights(model: ModelSpec, tensor_parallel: int) -> int:
+def embedding_weights(model: ModelSpec, tensor_parallel: int, *, padded: bool = True) -> int:
     """Elements of one embedding matrix on a rank."""
-    return model.padded_vocab_size(tensor_parallel) * model.hidden_size // tensor_parallel
+    rows = model.padded_vocab_size(tensor_parallel) if padded else model.vocab_size
+    return rows * model.hidden_size // tensor_parallel
 
 
 def attention_weights(model: ModelSpec, tensor_parallel: int) -> int:
@@ -48,7 +50,7 @@ def feed_forward_weights(model: ModelSpec, ffn_hidden_size: int) -> int:
 
 
 def _each(each: StateBytes, shards: int) -> float:
-    return each.parameter_bytes + each.gradient_bytes + each.optimizer_bytes / shards
+    return (each.parameter_bytes + each.gradient_bytes) / each.whole_shards + each.optimizer_bytes / shards
 
 
 def _layer_bytes(candidate: Candidate, kind: str, each: StateBytes) -> float:

@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 from echo_explore.graph import ChunkShape, Parameter, Piece, Trace
 from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
+from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import Candidate, ParallelConfig
 
@@ -17,7 +18,8 @@ class StageMemory:
     Attributes:
         stage: pipeline stage.
         activations_bytes: saved for the backwards of all micro-batches in flight.
-        transient_bytes: alive only within the pass that runs at the peak (logits, gradients of activations).
+        transient_bytes: alive only within the pass that runs at the peak (logits, gradients of activations; under FSDP2
+            gathered parameters and gradients before they are reduced).
         boundary_bytes: activations and gradients received from and sent to neighbouring stages.
         framework_bytes: CUDA context, communicators, and buffers that the framework keeps for the whole run.
         fragmentation_bytes: reserved by the caching allocator and not in use.
@@ -153,14 +155,15 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
         num_micro_batches=candidate.num_micro_batches,
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
-    allocated = state.total_bytes + peak.saved_bytes + peak.transient_bytes + boundary
+    transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace)
+    allocated = state.total_bytes + peak.saved_bytes + transient + boundary
     return StageMemory(
         stage=stage,
         parameters_bytes=state.parameters_bytes,
         gradients_bytes=state.gradients_bytes,
         optimizer_bytes=state.optimizer_bytes,
         activations_bytes=peak.saved_bytes,
-        transient_bytes=peak.transient_bytes,
+        transient_bytes=transient,
         boundary_bytes=boundary,
         framework_bytes=framework_bytes,
         fragmentation_bytes=allocated * candidate.stack.memory.fragmentation_fraction,

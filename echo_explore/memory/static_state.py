@@ -41,6 +41,7 @@ class StateBytes:
     Attributes:
         dense_shards: ranks over which optimizer states of dense parameters are spread.
         expert_shards: the same for parameters of experts.
+        whole_shards: ranks over which parameters and gradients are spread too (FSDP2; else 1).
     """
 
     parameter_bytes: float
@@ -49,6 +50,7 @@ class StateBytes:
     optimizer_bytes: float
     dense_shards: int
     expert_shards: int
+    whole_shards: int = 1
 
 
 def state_bytes(candidate: Candidate) -> StateBytes:
@@ -59,6 +61,8 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     StackProfile.gradient_dtype, in fp32 training always fp32.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
+    if candidate.stack.framework != "megatron":
+        return _native_state_bytes(candidate)
     mixed = precision != "fp32"
     replicas = layout.data_parallel * layout.context_parallel
     sharded = bool(candidate.recipe.distributed_optimizer)
@@ -72,13 +76,33 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     )
 
 
+def _native_state_bytes(candidate: Candidate) -> StateBytes:
+    """FSDP2 (ZeRO stage 3) and DDP: fp32 parameters, gradients and moments, 16 / shards; DDP has buckets of its own.
+
+    DDP's gradients are views of its buckets only where asked for (torch 2.13, gradient_as_bucket_view = False).
+    """
+    sharded = candidate.stack.framework == "fsdp2"
+    shards = candidate.layout.data_parallel if sharded else 1
+    copies = 1 if sharded or candidate.layout.data_parallel == 1 else 2
+    return StateBytes(
+        parameter_bytes=4.0,
+        quantised_copy_bytes=0.0,
+        gradient_bytes=4.0 * copies,
+        optimizer_bytes=ADAM_BYTES,
+        dense_shards=shards,
+        expert_shards=shards,
+        whole_shards=shards,
+    )
+
+
 def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticState:
     """Bytes of the parameters that a rank holds."""
     dense = sum(p.num_elements for p in parameters if not p.expert)
     expert = sum(p.num_elements for p in parameters if p.expert)
     quantised = sum(p.num_elements for p in parameters if p.tensor_sharded and p.name.endswith(".weight"))
     return StaticState(
-        parameters_bytes=(dense + expert) * each.parameter_bytes + quantised * each.quantised_copy_bytes,
-        gradients_bytes=(dense + expert) * each.gradient_bytes,
+        parameters_bytes=(dense + expert) * each.parameter_bytes / each.whole_shards
+        + quantised * each.quantised_copy_bytes,
+        gradients_bytes=(dense + expert) * each.gradient_bytes / each.whole_shards,
         optimizer_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes,
     )

@@ -98,6 +98,8 @@ def _layer_flop(candidate: Candidate, kind: str) -> float:
 
 
 def _logits_flop(candidate: Candidate) -> float:
-    vocab = candidate.model.padded_vocab_size(candidate.layout.tensor_parallel)
+    padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary
+    rows = candidate.model.padded_vocab_size(candidate.layout.tensor_parallel)
+    vocab = rows if padded else candidate.model.vocab_size
     forward = logits_forward_flop(candidate.model, num_tokens=_tokens(candidate), padded_vocab_size=vocab)
     return forward * _PASSES * _share(candidate)

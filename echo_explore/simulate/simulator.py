@@ -13,7 +13,7 @@ from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERS
 from echo_explore.graph import Trace
 from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
-from echo_explore.simulate.job_builder import JobBuilder
+from echo_explore.simulate.jobs import build_job
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
 from echo_explore.simulate.prediction import Prediction
 from echo_explore.simulate.pricing import Pricer
@@ -77,7 +77,7 @@ class Simulator:
         trace = self.tracer.trace(request_of(candidate))
         traced = time.perf_counter()
         pricer = Pricer(candidate, compute=self.compute, collective=self.collective, what_if=options.what_if)
-        job = JobBuilder(candidate, trace, pricer, options.what_if).job
+        job = build_job(candidate, trace, pricer, options.what_if)
         memory = memory_profile(candidate=candidate, trace=trace)
         priced = time.perf_counter()
         step = simulate_step(
@@ -110,7 +110,7 @@ class Simulator:
         """
         self._check_calibrated(candidate)
         pricer = Pricer(candidate, compute=self.compute, collective=self.collective, what_if=options.what_if)
-        job = JobBuilder(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if).job
+        job = build_job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
         return simulate_step(
             job, interference=self.interference, fidelity=options.fidelity, fold=options.fold, record_spans=True
         )

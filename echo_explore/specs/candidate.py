@@ -9,6 +9,7 @@ from echo_explore.specs.cluster import ClusterSpec
 from echo_explore.specs.layout import ParallelConfig, fill_data_parallel
 from echo_explore.specs.legality import check_legal
 from echo_explore.specs.model import ModelSpec
+from echo_explore.specs.native_legality import check_native
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
 from echo_explore.specs.split import layers_of_chunks
 
@@ -79,6 +80,7 @@ def make_candidate(
         raise SpecError("precision", recipe.precision, f"{cluster.device.name} has no such rate", f"use one of {have}")
     recipe = stack.resolve(recipe)
     check_legal(model, layout, recipe)
+    check_native(model, layout, recipe, stack)
     return Candidate(
         model=model,
         cluster=cluster,

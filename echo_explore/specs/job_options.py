@@ -11,7 +11,9 @@ from echo_explore.specs.load import load_cluster, load_model, load_stack
 from echo_explore.specs.overrides import overridden, parse_overrides
 from echo_explore.specs.recipe import TrainingRecipe
 
-FRAMEWORKS = {"megatron": "megatron-core"}
+FRAMEWORKS = {
+    "megatron": "megatron-core", "fsdp2": "torchtitan-fsdp2", "torchtitan": "torchtitan-fsdp2", "ddp": "torch-ddp",
+}  # fmt: skip
 """The stack profile that each framework of the command contract means by default."""
 
 

@@ -91,6 +91,7 @@ class StackProfile(StrictModel):
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
+        fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         sharding: how fsdp2 shards; counts for that framework only.
         buckets: gradient buckets of ddp; counts for that framework only.
         compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
@@ -117,6 +118,7 @@ class StackProfile(StrictModel):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention_kernel: str = ""
     kernel_source: str = ""
+    fused_loss: bool = False
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
     memory: MemorySpec
     sharding: ShardingSpec = Field(default_factory=ShardingSpec)

@@ -32,11 +32,13 @@ def _trace(request: dict[str, Any]) -> dict[str, Any]:
     from echo_explore.tracing import runtime
 
     prepare_s = runtime.prepare()
-    from echo_explore.tracing.megatron_pieces import trace_pieces
+    from echo_explore.tracing import megatron_pieces, native_pieces
     from echo_explore.tracing.request import request_from_json
 
     started = time.perf_counter()
-    trace = trace_pieces(request_from_json(request["request"]), framework_versions())
+    wanted = request_from_json(request["request"])
+    trace_pieces = megatron_pieces.trace_pieces if wanted.framework == "megatron" else native_pieces.trace_pieces
+    trace = trace_pieces(wanted, framework_versions())
     save_trace(Path(request["path"]), trace)
     return {"key": trace.key, "trace_s": time.perf_counter() - started, "prepare_s": prepare_s}
 

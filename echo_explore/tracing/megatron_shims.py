@@ -33,6 +33,11 @@ def recording(recorder: Recorder) -> Iterator[None]:
         _active.pop()
 
 
+def recorders() -> tuple[Recorder, ...]:
+    """The recorder that fused regions report to now; empty outside of a trace."""
+    return tuple(_active[-1:])
+
+
 def _compile_marker(function: Any = None, *_: Any, **__: Any) -> Any:
     """Instead of torch.compile (Megatron's jit_fuser): the function runs as it is, its kernels count as one."""
     if function is None:

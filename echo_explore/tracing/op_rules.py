@@ -206,6 +206,19 @@ def _optimizer(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kern
     )
 
 
+def _pick(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """nll_loss and gather: one element of each row of the first input."""
+    rows = inputs[1].numel()
+    read = float(rows * inputs[0].element_size() + tensor_bytes(inputs[1]))
+    return Kernel(op_class=OpClass.REDUCTION, dims=(rows, 1), bytes_read=read, dtype=inputs[0].dtype)
+
+
+def _pick_backward(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """The gradient of all is cleared, then one element of each row is set."""
+    out = outputs[0]
+    return Kernel(op_class=OpClass.COPY, dims=(out.numel(),), bytes_read=8.0 * inputs[-1].numel(), dtype=out.dtype)
+
+
 def _other(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     dtype = outputs[0].dtype if outputs else None
     return Kernel(op_class=OpClass.OTHER, dims=(max(_numel(inputs), _numel(outputs)),), dtype=dtype)
@@ -253,6 +266,11 @@ RULES: dict[str, Rule] = {
     "echo.scaled_causal_softmax_backward": _rows(OpClass.SOFTMAX),
     "aten._softmax": _rows(OpClass.SOFTMAX),
     "aten._softmax_backward_data": _rows(OpClass.SOFTMAX),
+    "aten._log_softmax": _rows(OpClass.SOFTMAX),
+    "aten._log_softmax_backward_data": _rows(OpClass.SOFTMAX),
+    "aten.nll_loss_forward": _pick,
+    "aten.nll_loss_backward": _pick_backward,
+    "aten.gather": _pick,
     "aten.native_layer_norm": _norm,
     "aten.native_layer_norm_backward": _norm,
     "aten._fused_rms_norm": _norm,

@@ -16,6 +16,7 @@ class TraceRequest:
     Attributes:
         model: dimensions; name and number of layers do not enter the key (layer kinds do).
         dropout: whether dropout kernels run.
+        fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
     """
 
     model: ModelSpec
@@ -32,6 +33,7 @@ class TraceRequest:
     fusion: Fusion
     gradient_accumulation_fusion: bool
     dropout: bool
+    fused_loss: bool = False
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON value of the request, the key's content."""
@@ -77,4 +79,5 @@ def request_of(candidate: Candidate) -> TraceRequest:
         fusion=recipe.fusion,
         gradient_accumulation_fusion=bool(recipe.gradient_accumulation_fusion),
         dropout=recipe.dropout > 0,
+        fused_loss=candidate.stack.fused_loss and candidate.stack.framework != "megatron",
     )

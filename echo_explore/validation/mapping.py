@@ -50,7 +50,7 @@ def map_row(row: MeasuredRow, *, supported: Capability = unsupported) -> Candida
     stack = stack_of(row)
     if isinstance(stack, str):
         return Declined(reason=stack)
-    if reason := _not_represented(row):
+    if reason := _not_represented(row, stack):
         return Declined(reason=reason)
     cluster = cluster_of(row)
     if cluster is None:
@@ -70,19 +70,32 @@ def map_row(row: MeasuredRow, *, supported: Capability = unsupported) -> Candida
     return Declined(reason=missing) if missing else candidate
 
 
-def _not_represented(row: MeasuredRow) -> str | None:
+def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
     """What a run does that no recipe can say yet."""
     if row.task not in ("pretrain", "sft"):
         return f"task {row.task} is not represented yet"
-    if row.sharding in ("zero2", "zero3"):
+    if row.sharding in ("zero2", "zero3") and stack.framework == "megatron":
         return "sharded gradients and parameters (ZeRO-2 and 3, FSDP) are not represented yet"
     if row.overlap.offload:
         return "activations moved to host memory are not represented yet"
-    if row.recompute not in ("none", "selective", "full"):
+    if recompute_of(row, stack) is None:
         return f"recompute {row.recompute!r} is not represented yet: only core attention or whole layers"
     if row.precision is None:
         return f"precision {row.values.get('precision', '')!r} is not known"
     return None
+
+
+def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
+    """What the run recomputes in words of a recipe; None where there are none.
+
+    `selective` means core attention in Megatron and, in plain PyTorch, all but attention and every second product,
+    which torchtitan calls selective by op.
+    """
+    if row.recompute in ("none", "full"):
+        return row.recompute
+    if stack.framework == "megatron":
+        return "selective" if row.recompute == "selective" else None
+    return "selective" if row.recompute in ("selective(op)", "selective(per-op)") else None
 
 
 def model_of(row: MeasuredRow) -> ModelSpec:
@@ -110,7 +123,8 @@ def model_of(row: MeasuredRow) -> ModelSpec:
         "activation": row.activation,
         "position_embedding": "alibi" if alibi else "rope" if rope else "learned",
         "tied_embeddings": tied,
-        "linear_bias": not gated,
+        # llm-foundry scripts/train/yamls (2023): no_bias = true in all of them.
+        "linear_bias": not gated and "llm-foundry" not in row.framework,
         "qk_norm": "qk-layernorm=true" in extra,
         "moe": moe_of(row),
         "mla": _mla(extra),
@@ -202,12 +216,14 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "micro_batch_size": row.micro_batch,
         "sequence_length": row.seq_len,
         "precision": row.precision,
-        "recompute": row.recompute,
+        "recompute": recompute_of(row, stack),
         "attention": row.attention,
         "distributed_optimizer": sharded,
         "overlap_grad_reduce": row.overlap.grad_reduce,
         "overlap_param_gather": row.overlap.param_gather,
     }
+    if row.sharding == "zero2":
+        fields["reshard_after_forward"] = False
     if stack.fusion == "eager" and row.overlap.fused_norm:
         fields["fusion"] = (
             "fused"  # Approximation: fuses the activation too, which under-estimates by its eager kernels

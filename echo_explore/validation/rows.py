@@ -37,6 +37,7 @@ class OverlapFlags:
         fused_norm: the norm is one kernel.
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
         offload: activations are moved to host memory.
+        narrow_reduction: gradients are reduced in 16 bits (Composer's mixed precision mode PURE).
     """
 
     grad_reduce: bool | None = None
@@ -46,6 +47,7 @@ class OverlapFlags:
     fused_norm: bool | None = None
     first_flash: bool = False
     offload: bool = False
+    narrow_reduction: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +293,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         fused_norm=norm,
         first_flash="flash_attentionv1" in words,
         offload="offload" in words,
+        narrow_reduction="mode pure" in words,
     )
 
 

@@ -15,6 +15,7 @@ class StackRule:
         framework: regular expression found in the framework column, in lower case.
         version: regular expression found in the version column.
         gpu: regular expression found at the start of the GPU column.
+        extra: regular expression found in attn_extra, case ignored.
         stack: name of a shipped stack profile, or None.
         reason: why there is none.
     """
@@ -22,14 +23,23 @@ class StackRule:
     framework: str
     version: str = ""
     gpu: str = ""
+    extra: str = ""
     stack: str | None = None
     reason: str = ""
 
 
-_FSDP = "fully sharded data parallelism is not traced yet"
+_ZERO3 = "ZeRO-3 of DeepSpeed is not traced yet"
+_MEGATRON_FSDP = "Megatron's own fully sharded data parallelism is not traced yet"
 
 STACK_RULES = (
-    StackRule(framework=r"deepspeed zero-3|fsdp|torchtitan", reason=_FSDP),
+    StackRule(framework=r"deepspeed zero-3", reason=_ZERO3),
+    StackRule(framework=r"megatron.fsdp", reason=_MEGATRON_FSDP),
+    StackRule(framework=r"llm-foundry", gpu=r"H\d", stack="llm-foundry-fsdp-hopper"),
+    StackRule(framework=r"llm-foundry", stack="llm-foundry-fsdp"),
+    StackRule(framework=r"fms-fsdp", stack="fms-fsdp"),
+    StackRule(framework=r"torchtitan", extra=r"no compile", stack="torchtitan-eager"),
+    StackRule(framework=r"torchtitan", stack="torchtitan-fsdp2"),
+    StackRule(framework=r"fsdp", reason="no stack profile describes this use of fully sharded data parallelism"),
     StackRule(framework=r"megatron-deepspeed", stack="megatron-deepspeed"),
     StackRule(framework=r"aleph-alpha", stack="aleph-scaling"),
     StackRule(framework=r"megatron-lm", version=r"^202[0-3]", stack="megatron-2022"),
@@ -54,6 +64,8 @@ def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
     update: dict[str, object] = {}
     if row.overlap.cuda_graphs:
         update["cuda_graphs"] = True
+    if row.overlap.narrow_reduction:
+        update["gradient_dtype"] = "bf16"
     if row.overlap.first_flash:
         scale = profile.compute_scale.get("attention", 1.0) * FIRST_FLASH_SCALE
         update["compute_scale"] = profile.compute_scale | {"attention": scale}
@@ -65,7 +77,7 @@ def stack_of(row: MeasuredRow) -> StackProfile | str:
     for rule in STACK_RULES:
         if not re.search(rule.framework, row.framework) or not re.search(rule.version, row.version):
             continue
-        if not re.match(rule.gpu, row.gpu):
+        if not re.match(rule.gpu, row.gpu) or not re.search(rule.extra, row.extra, re.IGNORECASE):
             continue
         if rule.stack is None:
             return rule.reason

@@ -38,6 +38,7 @@ MODELS = (
 STACKS = (
     *("megatron-core", "megatron-2022", "megatron-deepspeed", "aleph-scaling", "nemo-megatron", "megatron-bridge"),
     "nanotron",
+    *("torchtitan-fsdp2", "torchtitan-eager", "fms-fsdp", "llm-foundry-fsdp", "llm-foundry-fsdp-hopper", "torch-ddp"),
 )
 CALIBRATIONS = (
     *("a100-sxm4-80gb", "a100-sxm4-40gb", "h100-sxm5-80gb", "h800-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb"),

@@ -127,7 +127,8 @@ def test_what_a_run_says_wins_over_its_stack() -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"framework": "torchtitan"}, "fully sharded data parallelism is not traced yet"),
+        ({"framework": "deepspeed zero-3"}, "ZeRO-3 of DeepSpeed is not traced yet"),
+        ({"framework": "torchtitan", "pp": "2", "dp": "4", "tp": "1"}, "layout.pp = 2: is not traced for fsdp2"),
         ({"framework": "jax"}, "framework 'jax' has no stack profile"),
         ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
         ({"task": "lora"}, "task lora is not represented yet"),

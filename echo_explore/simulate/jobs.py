@@ -1,0 +1,20 @@
+"""Which builder makes the job of a candidate: by the framework of its stack."""
+
+from echo_explore.graph import Trace
+from echo_explore.simulate.job_builder import JobBuilder
+from echo_explore.simulate.native_job import NativeJobBuilder
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.what_if import WhatIf
+from echo_explore.specs import Candidate
+from echo_explore.timeline import PipelineJob
+
+JOB_BUILDERS: dict[str, type[JobBuilder] | type[NativeJobBuilder]] = {
+    "megatron": JobBuilder,
+    "fsdp2": NativeJobBuilder,
+    "ddp": NativeJobBuilder,
+}
+
+
+def build_job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
+    """The job that the timeline simulates."""
+    return JOB_BUILDERS[candidate.stack.framework](candidate, trace, pricer, what_if).job

@@ -1,0 +1,169 @@
+"""The job of a candidate on PyTorch's own parallelism: one stage, sharded by FSDP2 or replicated by DDP."""
+
+from functools import cached_property
+
+import numpy as np
+
+from echo_explore.graph import Axis, Collective, DType, OpRow, Parameter, TimedGraph, Trace, build_graph, concatenate
+from echo_explore.memory import SHARED_WEIGHT
+from echo_explore.simulate.ddp_buckets import ddp_buckets
+from echo_explore.simulate.native_epilogue import native_epilogue
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
+from echo_explore.simulate.what_if import WhatIf
+from echo_explore.specs import Candidate
+from echo_explore.timeline import ChunkJob, GradientBucket, PipelineJob, StageJob
+
+_DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16}
+
+
+class NativeJobBuilder:
+    """Builds the PipelineJob of one candidate whose stack is on fsdp2 or ddp."""
+
+    def __init__(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> None:
+        self._candidate = candidate
+        self._trace = trace
+        self._pricer = pricer
+        self._what_if = what_if
+        self._pieces: dict[tuple[str, bool], TimedGraph] = {}
+        self._rows: dict[tuple[object, ...], TimedGraph] = {}
+
+    @cached_property
+    def job(self) -> PipelineJob:
+        """The job: all ranks are one class."""
+        candidate, stack = self._candidate, self._candidate.stack
+        sharded = stack.framework == "fsdp2"
+        shard = self._num_elements if not sharded else -(-self._num_elements // candidate.layout.data_parallel)
+        epilogue = native_epilogue(
+            num_elements=shard,
+            data_ranks=candidate.layout.data_parallel if sharded else 1,
+            tensor_ranks=candidate.layout.tensor_parallel,
+            bucket_elements=0 if sharded or candidate.layout.data_parallel == 1 else self._num_elements,
+            loss_scaling=candidate.recipe.precision == "fp16",
+        )
+        stage = StageJob(
+            label="every rank",
+            multiplicity=candidate.num_gpus,
+            chunks=(self._sharded_chunk() if sharded else self._replicated_chunk(),),
+            send_forward_s=0.0,
+            send_backward_s=0.0,
+            send_sigma_log=0.0,
+            epilogue=self._pricer.price(epilogue),
+        )
+        return PipelineJob(
+            stages=(stage,),
+            schedule="no-pipelining",
+            num_micro_batches=candidate.num_micro_batches,
+            overlap_grad_reduce=bool(candidate.recipe.overlap_grad_reduce),
+            overlap_param_gather=False,
+            overlap_p2p=False,
+            host_launch_s=0.0 if stack.cuda_graphs else stack.host_launch_s * self._what_if.host_factor,
+            host_step_s=stack.host_step_s * self._what_if.host_factor,
+        )
+
+    # -- what `sharded_graph` asks for --------------------------------------------------------------------------------
+
+    def piece(self, name: str, *, backward: bool) -> TimedGraph:
+        """A priced piece."""
+        key = (name, backward)
+        if key not in self._pieces:
+            piece = self._trace.pieces[name]
+            self._pieces[key] = self._pricer.price(piece.backward if backward else piece.forward)
+        return self._pieces[key]
+
+    def rows(self, rows: tuple[OpRow, ...]) -> TimedGraph:
+        """Priced rows of our own."""
+        key = tuple(
+            (r.kind, r.op_class, r.phase, r.dtype, r.name, r.dims, r.bytes_read, r.bytes_written, r.message_bytes)
+            for r in rows
+        )
+        if key not in self._rows:
+            self._rows[key] = self._pricer.price(build_graph(rows))
+        return self._rows[key]
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _layer_pieces(self) -> tuple[str, ...]:
+        return tuple(f"layer.{kind}" for kind in self._trace.layer_kinds)
+
+    @cached_property
+    def _root_parameters(self) -> tuple[Parameter, ...]:
+        """Of embedding and head; a tied matrix counts once."""
+        tied = self._candidate.model.tied_embeddings
+        head = self._trace.pieces["head"].parameters
+        own = tuple(p for p in head if not (tied and p.name.endswith(SHARED_WEIGHT)))
+        return (*self._trace.pieces["embedding"].parameters, *own)
+
+    @property
+    def _num_elements(self) -> int:
+        layers = sum(self._trace.pieces[name].num_parameters for name in self._layer_pieces)
+        return layers + sum(p.num_elements for p in self._root_parameters)
+
+    def _plain(self, *, backward: bool) -> TimedGraph:
+        names = ("embedding", *self._layer_pieces, "head")
+        parts = [self.piece(name, backward=backward) for name in (reversed(names) if backward else names)]
+        return TimedGraph(
+            graph=concatenate([p.graph for p in parts]),
+            time_s=np.concatenate([p.time_s for p in parts]),
+            sigma_log=np.concatenate([p.sigma_log for p in parts]),
+        )
+
+    def _sharded_chunk(self) -> ChunkJob:
+        candidate, spec = self._candidate, self._candidate.stack.sharding
+        if candidate.layout.data_parallel == 1:
+            return ChunkJob(forward=self._plain(backward=False), backward=self._plain(backward=True))
+        root = Unit(elements=sum(p.num_elements for p in self._root_parameters), pieces=("embedding", "head"))
+        units = {
+            name: Unit(elements=self._trace.pieces[name].num_parameters, pieces=(name,))
+            for name in set(self._layer_pieces)
+        }
+        layers = [units[name] for name in self._layer_pieces]
+        wide = candidate.recipe.precision == "fp32"
+        facts = ShardingFacts(
+            num_shards=candidate.layout.data_parallel,
+            gather_dtype=DType.FP32 if wide else _DTYPES[spec.gather_dtype],
+            reduce_dtype=DType.FP32 if wide else _DTYPES[candidate.stack.gradient_dtype],
+            flat_parameters=spec.flat_parameters,
+            reshard=candidate.recipe.reshard_after_forward is not False,
+            reshard_last=spec.reshard_last_layer,
+        )
+        return ChunkJob(
+            forward=sharded_forward(root, layers, facts, self), backward=sharded_backward(root, layers, facts, self)
+        )
+
+    def _replicated_chunk(self) -> ChunkJob:
+        """Buckets are reduced in the last backward: the micro-batches before it run under no_sync()."""
+        forward, backward = self._plain(backward=False), self._plain(backward=True)
+        if self._candidate.layout.data_parallel == 1:
+            return ChunkJob(forward=forward, backward=backward)
+        names = ("embedding", *self._layer_pieces, "head")
+        ends, rows = [0] * len(names), 0
+        for position in range(len(names) - 1, -1, -1):
+            rows += self._trace.pieces[names[position]].backward.num_ops
+            ends[position] = rows
+        tied = self._candidate.model.tied_embeddings
+        parameters = [
+            (parameter.num_elements, position)
+            for position, name in enumerate(names)
+            for parameter in self._trace.pieces[name].parameters
+            if not (tied and name == "head" and parameter.name.endswith(SHARED_WEIGHT))
+        ]
+        spec = self._candidate.stack.buckets
+        found = []
+        layout = ddp_buckets(
+            [count * 4 for count, _ in parameters], first_bytes=spec.first_bytes, others_bytes=spec.bucket_bytes
+        )
+        for bucket in layout:
+            size = float(sum(parameters[index][0] for index in bucket) * 4)
+            time_s, sigma = self._pricer.collective(Axis.DATA, Collective.ALL_REDUCE, size)
+            found.append(
+                GradientBucket(
+                    collective=Collective.ALL_REDUCE,
+                    message_bytes=size,
+                    time_s=time_s,
+                    sigma_log=sigma,
+                    ready_after=max(ends[parameters[index][1]] for index in bucket) - 1,
+                )
+            )
+        return ChunkJob(forward=forward, backward=backward, buckets=tuple(found))

@@ -1,0 +1,53 @@
+"""Which layouts PyTorch's own parallelism takes: FSDP2 with DTensor's tensor parallelism, and DDP."""
+
+from echo_explore.core import PlacementError, SpecError
+from echo_explore.specs.layout import ParallelConfig
+from echo_explore.specs.model import ModelSpec
+from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+
+
+def check_native(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe, stack: StackProfile) -> None:
+    """Refuse what a stack on FSDP2 or DDP does not do, or what is not traced for it yet.
+
+    Raises:
+        PlacementError: a degree that it does not have.
+        SpecError: a kind of model or precision.
+    """
+    if stack.framework == "megatron":
+        if recipe.reshard_after_forward is not None:
+            raise SpecError(
+                "recipe.reshard_after_forward",
+                recipe.reshard_after_forward,
+                "Megatron keeps its parameters whole",
+                "leave it out, or use a stack on fsdp2",
+            )
+        return
+    for name, degree in (
+        ("pp", layout.pipeline_parallel),
+        ("cp", layout.context_parallel),
+        ("ep", layout.expert_parallel),
+        ("tp", layout.tensor_parallel if stack.framework == "ddp" else 1),
+    ):
+        if degree > 1:
+            raise PlacementError(
+                f"layout.{name}",
+                degree,
+                f"is not traced for {stack.framework}",
+                f"use {name}=1 or --framework megatron",
+            )
+    if layout.tensor_parallel > 1 and not layout.sequence_parallel:
+        raise PlacementError(
+            "layout.sp", 0, "DTensor plans of fsdp2 split the sequence between tensor-parallel layers", "add sp=1"
+        )
+    if layout.tensor_parallel > model.num_key_value_heads:
+        raise PlacementError(
+            "layout.tp",
+            layout.tensor_parallel,
+            f"DTensor splits num_key_value_heads = {model.num_key_value_heads}",
+            "use a smaller tp",
+        )
+    for name, value in (("model.moe", model.moe), ("model.mla", model.mla)):
+        if value is not None:
+            raise SpecError(name, model.name, f"is not traced for {stack.framework}", "use --framework megatron")
+    if stack.framework == "ddp" and recipe.precision not in ("fp32", "bf16", "fp16"):
+        raise SpecError("precision", recipe.precision, "is not traced for ddp", "use bf16, fp16 or fp32")
