@@ -115,9 +115,15 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     )
 
 
-def build_model(request: TraceRequest, num_layers: int) -> Transformer:
-    """The model of one rank: FSDP2 computes in the narrow type, DDP keeps fp32 parameters under autocast."""
-    dtype = torch.float32 if request.framework == "ddp" else DTYPES[request.precision]
+def build_model(request: TraceRequest, num_layers: int, *, wide: bool = False) -> Transformer:
+    """The model of one rank: FSDP2 computes in the narrow type, DDP keeps fp32 parameters under autocast.
+
+    Args:
+        request: the model.
+        num_layers: as many.
+        wide: parameters in fp32 for FSDP2 too, as it shards them.
+    """
+    dtype = torch.float32 if wide or request.framework == "ddp" else DTYPES[request.precision]
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

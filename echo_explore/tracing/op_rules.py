@@ -219,6 +219,23 @@ def _pick_backward(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> 
     return Kernel(op_class=OpClass.COPY, dims=(out.numel(),), bytes_read=8.0 * inputs[-1].numel(), dtype=out.dtype)
 
 
+def _shard_copy(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """FSDP2's copies between parameters and flat arrays: what is in the first argument goes into arrays of the last.
+
+    A cast is in it: bytes written are as many elements in the type of what is written.
+    """
+    sources = [args[0]] if isinstance(args[0], torch.Tensor) else list(args[0])
+    elements = sum(t.numel() for t in sources)
+    target = inputs[-1]
+    return Kernel(
+        op_class=OpClass.COPY,
+        dims=(elements,),
+        bytes_read=float(sum(tensor_bytes(t) for t in sources)),
+        bytes_written=float(elements * target.element_size()),
+        dtype=target.dtype,
+    )
+
+
 def _other(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     dtype = outputs[0].dtype if outputs else None
     return Kernel(op_class=OpClass.OTHER, dims=(max(_numel(inputs), _numel(outputs)),), dtype=dtype)
@@ -266,6 +283,9 @@ RULES: dict[str, Rule] = {
     "echo.scaled_causal_softmax_backward": _rows(OpClass.SOFTMAX),
     "aten._softmax": _rows(OpClass.SOFTMAX),
     "aten._softmax_backward_data": _rows(OpClass.SOFTMAX),
+    "fsdp.all_gather_copy_in": _shard_copy,
+    "fsdp.split_with_sizes_copy": _shard_copy,
+    "fsdp.chunk_cat": _shard_copy,
     "aten._log_softmax": _rows(OpClass.SOFTMAX),
     "aten._log_softmax_backward_data": _rows(OpClass.SOFTMAX),
     "aten.nll_loss_forward": _pick,
@@ -296,7 +316,7 @@ _COPIES = """
     arange repeat roll triu tril index_select
 """
 _REDUCTIONS = "sum mean max amax min amin all any norm linalg_vector_norm cumsum argmax topk histc _foreach_norm"
-_POINTWISE = "native_dropout native_dropout_backward masked_fill_"
+_POINTWISE = "native_dropout native_dropout_backward masked_fill_ _foreach_mul_ _foreach_add_ _foreach_div_"
 for _names, _rule in ((_COPIES, _copy), (_REDUCTIONS, _reduction), (_POINTWISE, _elementwise)):
     RULES |= {f"aten.{_name}": _rule for _name in _names.split()}
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from echo_explore.core import TraceError
 from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase
 from echo_explore.tracing import fake_device
-from echo_explore.tracing.collectives import FakeWork, describe
+from echo_explore.tracing import functional_collectives
+from echo_explore.tracing.collectives import Described, FakeWork, describe
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
 from echo_explore.tracing.quantise import Quantiser
 from echo_explore.tracing.regions import Region
@@ -170,6 +171,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operator on fake tensors and record it."""
         kwargs = kwargs or {}
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # what it does to the shard of this rank comes back here
         if self._paused:
             return func(*args, **kwargs)
         plan = self._plans.get(func)
@@ -179,6 +182,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._kernel(plan, func, args, kwargs)
         if plan.kind == "collective":
             return self._collective(plan, func, args, kwargs)
+        if plan.kind == "functional":
+            return self._functional(plan, func, args, kwargs)
         if plan.kind == "item":
             return self._item(func, args)
         out = func(*args, **kwargs)
@@ -267,26 +272,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _collective(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.flush()
         described = describe(func, args, kwargs, self._axes)
-        index = -1
-        if described.num_ranks > 1:
-            row = self._new_row(plan.name, self._context(torch._C._current_autograd_node()), OpKind.COLLECTIVE)
-            row.axis, row.collective, row.asynchronous = described.axis, described.collective, described.asynchronous
-            row.message_bytes = described.message_bytes
-            row.dtype = DTYPES.get(described.dtype, DType.NONE)
-            row.shapes = shapes_text(described.reads, described.writes)
-            row.bytes_read = float(sum(tensor_bytes(t) for t in described.reads))
-            row.bytes_written = float(sum(tensor_bytes(t) for t in described.writes))
-            deps = self.storages.dependences([self.storages.access(t) for t in described.reads])
-            quantiser = self._quantiser
-            narrow = quantiser is not None and row.collective is Collective.ALL_GATHER and quantiser.concerns(row)
-            if quantiser is not None and narrow:
-                deps |= self._cast_before(row, described.reads, deps)
-                quantiser.narrow_gather(row)
-            row.deps = tuple(sorted(deps))
-            index = len(self.rows)
-            for tensor in described.writes:
-                self.storages.written(tensor, index)
-            self.rows.append(row)
+        index = self._add_collective(plan, described) if described.num_ranks > 1 else -1
         on_wait: Callable[[], None] | None = None
         if described.num_ranks > 1 and described.asynchronous:
             on_wait = self._waiter(index)
@@ -294,6 +280,45 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._works.append(handle)  # the boxed handle does not keep its Python half alive
         work = handle.boxed()
         return work if described.result is None else (described.result, work)
+
+    def _add_collective(self, plan: _Plan, described: Described) -> int:
+        """Its row."""
+        row = self._new_row(plan.name, self._context(torch._C._current_autograd_node()), OpKind.COLLECTIVE)
+        row.axis, row.collective, row.asynchronous = described.axis, described.collective, described.asynchronous
+        row.message_bytes = described.message_bytes
+        row.dtype = DTYPES.get(described.dtype, DType.NONE)
+        row.shapes = shapes_text(described.reads, described.writes)
+        row.bytes_read = float(sum(tensor_bytes(t) for t in described.reads))
+        row.bytes_written = float(sum(tensor_bytes(t) for t in described.writes))
+        deps = self.storages.dependences([self.storages.access(t) for t in described.reads])
+        quantiser = self._quantiser
+        narrow = quantiser is not None and row.collective is Collective.ALL_GATHER and quantiser.concerns(row)
+        if quantiser is not None and narrow:
+            deps |= self._cast_before(row, described.reads, deps)
+            quantiser.narrow_gather(row)
+        row.deps = tuple(sorted(deps))
+        index = len(self.rows)
+        for tensor in described.writes:
+            self.storages.written(tensor, index)
+        self.rows.append(row)
+        return index
+
+    def _functional(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A collective that returns its result, or the wait for one."""
+        self.flush()
+        out = func(*args, **kwargs)
+        if func._opname == functional_collectives.WAIT:
+            written = self.storages.dependences([self.storages.access(args[0])])
+            found = [i for i in sorted(written) if self.rows[i].kind is OpKind.COLLECTIVE and self.rows[i].asynchronous]
+            waited = {row.awaits for row in self.rows[min(found, default=len(self.rows)) :]}
+            for index in found:
+                if index not in waited:
+                    self._waiter(index)()
+            return out
+        described = functional_collectives.describe_functional(func, args, kwargs, out, self._axes)
+        if described.num_ranks > 1:
+            self._add_collective(plan, described)
+        return out
 
     def _waiter(self, index: int) -> Callable[[], None]:
         waited = False
@@ -418,6 +443,8 @@ def _plan(func: Any) -> _Plan:
     )
     if func.namespace == "c10d":
         return _Plan("collective", name, None, writes)
+    if func.namespace == functional_collectives.NAMESPACE:
+        return _Plan("functional", name, None, writes)
     if name == "aten._local_scalar_dense":
         return _Plan("item", name, None, writes)
     if name in NO_KERNEL or func.is_view:
