@@ -84,7 +84,7 @@ def test_predict(cli: Cli, changes: dict[str, str | None], message: str) -> None
     [
         ([], "command = '(missing)': must be given; fix: use predict, "),
         (["predcit"], "command = 'predcit': is not a command of echo-explore; fix: did you mean predict, "),
-        (["validate", "step"], "command = 'step': is not a command of echo-explore validate; fix: did you mean steps?"),
+        (["validate", "step"], "command = 'step': is not a command of echo-explore validate; fix: did you mean steps"),
         (
             predict("--timline", "x"),
             "option = '--timline': is not an option of echo-explore predict; fix: did you mean",
