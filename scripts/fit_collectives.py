@@ -1,383 +1,354 @@
 """Fit the coefficients of collectives to measured times and write them as a calibration file.
 
-Usage: fit_collectives.py --data DIR [--out FILE]
+Usage: fit_collectives.py --data DIR [--out FILE] [--hold] [--base FILE --only NAMES]
 
-DIR holds kernels/collectives.csv.gz: gpu, fabric, collective, dtype, num_gpus, nodes, size_bytes, latency_us, algo,
-source. Only rows with algo = auto count (NCCL's own choice). Each scale-up fabric is fitted to its rows inside one
-domain, then each network kind to its rows over several nodes with the scale-up coefficients held. The loss is the soft
-absolute error of the log, so that outliers (cold starts, protocol changes) do not pull. Prints the mean absolute error
-by fabric and collective; what is written is coefficients only.
+DIR holds kernels/collectives.csv.gz (columns: docs/collectives.md). Each scale-up fabric is fitted to its rows inside
+one domain, then each network to its rows over several nodes with the scale-up coefficients held; frameworks' own
+kernels last. --hold leaves every third curve (gpu, fabric, collective, dtype, GPUs, nodes, library, tool) out of the
+fit and scores on those alone. What is written is coefficients only.
 """
 
 import argparse
 import csv
 import gzip
-import math
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
-from scipy.optimize import least_squares
 
-from echo_explore.comm import CollectiveRequest, CommCoefficients, HierarchicalModel
-from echo_explore.comm.coefficients import DEFAULT, SIZE_BANDS_BYTES, NetworkCoefficients, ScaleUpCoefficients
-from echo_explore.graph import Collective
-from echo_explore.specs import ClusterSpec, load_cluster
-from echo_explore.topology import GroupShape
+from echo_explore.calibration.collective_fit import (
+    Samples,
+    errors,
+    fit_custom,
+    fit_network,
+    fit_scale_up,
+    spread,
+)
+from echo_explore.calibration.collective_vectors import START_NETWORK, start_scale_up
+from echo_explore.calibration.comm_toml import alias_table, custom_table, network_table, scale_up_table, tool_table
+from echo_explore.comm.choice import Capabilities
+from echo_explore.comm.coefficient_file import load_coefficients
+from echo_explore.comm.coefficients import (
+    CommCoefficients,
+    NetworkCoefficients,
+    OneShotCosts,
+    ScaleUpCoefficients,
+    ToolConstants,
+)
+from echo_explore.comm.custom import FRAMEWORKS
+from echo_explore.comm.libraries import LIBRARIES
+from echo_explore.comm.model import HierarchicalModel
+from echo_explore.validation.collectives import (
+    COLLECTIVES,
+    library_name,
+    nccl_s,
+    predict_rows,
+    ranks_per_node,
+    score_collectives,
+    tool_constants,
+)
+from echo_explore.validation.fabrics import FABRICS, MeasuredFabric, fabric_of, links_of_fabric
 
-KINDS = {
-    "all_reduce": Collective.ALL_REDUCE,
-    "all_gather": Collective.ALL_GATHER,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "alltoall": Collective.ALL_TO_ALL,
-    "send_recv": Collective.SEND,
+Row = Mapping[str, str]
+
+TOOLS = {
+    "nccl-tests": ToolConstants(key="nccl-tests"),
+    "xla": ToolConstants(key="xla", launch_s=12e-6),
+    "xla-grace": ToolConstants(key="xla-grace", launch_s=4e-6),
+    "kineto": ToolConstants(key="kineto", floor_s=30e-6),
+    "kineto-send": ToolConstants(key="kineto-send"),
+    "lut": ToolConstants(key="lut"),
 }
-INTEGERS = ("int8", "uint8")
-"""Types that the switch does not reduce: their all-reduces are left out."""
-NET_PROTOCOL_EFFICIENCY = (0.5, 0.92, 1.0)
-"""Shares of bandwidth that LL and LL128 leave to data between nodes [NCCL 2.18 src/graph/tuning.cc, 2023]."""
+"""Medians over fabrics of what fits with this constant left free found (2026-11-30)."""
+TOOL_SOURCES = {
+    "nccl-tests": "A loop of calls: launch hidden behind the previous call; nccl-tests doc/PERFORMANCE.md (2023)",
+    "xla": "openxla collective_perf_table_gen on x86 hosts: launch included; median of free fits, H100 and B200",
+    "xla-grace": "openxla collective_perf_table_gen on Grace hosts: launch included; median of free fits",
+    "kineto": "vidur's kernel times of all-reduces: waiting for peers up to about this floor; median of small rows",
+    "kineto-send": "vidur's kernel times of sends: kernel alone",
+    "lut": "vTrain's nccl-tests table: as nccl-tests; its latencies lie in the fabric's own table",
+}
+BASES = {
+    "nvswitch-a100-sxm4-40gb": "nvswitch-a100-sxm4-80gb", "lut-a100": "nvswitch-a100-sxm4-80gb",
+    "kineto-a100": "nvswitch-a100-sxm4-80gb", "kineto-a100-bridge": "nvswitch-a100-sxm4-80gb",
+    "kineto-h100": "nvswitch-h100-sxm5-80gb", "kineto-h100-bridge": "nvswitch-h100-sxm5-80gb",
+    "kineto-a40-bridge": "nvswitch-a100-sxm4-80gb", "nvswitch-h200-sxm-141gb": "nvswitch-h100-sxm5-80gb",
+    "nvswitch-gb200": "nvswitch-b200-sxm-180gb", "nvswitch-gb300": "nvswitch-b200-sxm-180gb",
+    "nvlink-v100-sxm2-32gb": "nvswitch-a100-sxm4-80gb",
+}  # fmt: skip
+"""Where a fabric's unmeasured collectives come from, and near which values its fit is held."""
+RING_SHARE = {
+    # DGX-1V's mesh: one edge-disjoint ring (both ways: two) for each pair of links that a ring can use, out of six;
+    # NVIDIA DGX-1 with V100 system architecture WP-08437 (2017), figure 4. Five GPUs hold no ring of NVLinks: measured.
+    "nvlink-v100-sxm2-32gb": {2: 1 / 6, 3: 2 / 6, 4: 4 / 6, 5: 0.275, 6: 2 / 6, 7: 4 / 6},
+    # Four GPUs in two bridged pairs: rings cross PCIe, 24 of the pair's 195 GB/s (vidur, 2024).
+    "kineto-a100-bridge": {4: 0.1215},
+}
+SOURCES = {
+    "nvswitch-a100-sxm4-80gb": "nccl-tests on A100: aiconfigurator-core 0.12.0 tables (Apache-2.0)",
+    "nvswitch-a100-sxm4-40gb": "nccl-tests, Azure ND A100 v4: NetX-lab/Echo logs (MIT); all-reduce only",
+    "lut-a100": "vTrain's all-reduce table of 8 A100",
+    "kineto-a100": "vidur's profiles of DGX A100 (MIT)",
+    "kineto-a100-bridge": "vidur's profiles of A100 with NVLink bridges (MIT)",
+    "kineto-a40-bridge": "vidur's profiles of A40 with NVLink bridges (MIT); sends only",
+    "nvswitch-h100-sxm5-80gb": "nccl-tests on H100: aiconfigurator-core 0.12.0, openxla tables, AWS and NVIDIA READMEs",
+    "kineto-h100": "vidur's profiles of DGX H100 (MIT)",
+    "kineto-h100-bridge": "vidur's profiles of H100 with NVLink bridges (MIT)",
+    "nvswitch-h200-sxm-141gb": "nccl-tests on H200: aiconfigurator-core 0.12.0 (Apache-2.0)",
+    "nvswitch-b200-sxm-180gb": "nccl-tests on B200: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
+    "nvswitch-gb200": "nccl-tests on GB200: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
+    "nvswitch-gb300": "nccl-tests on GB300: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
+    "nvlink-v100-sxm2-32gb": "vTrain's all-reduce table of 8 V100",
+    "pcie-rtx-pro-6000": "nccl-tests on RTX PRO 6000: aiconfigurator-core 0.12.0 (Apache-2.0)",
+    "pcie-arc-b60": "oneCCL on Arc Pro B60: aiconfigurator-core 0.12.0 (Apache-2.0)",
+    "infiniband-ampere": "nccl-tests: NetX-lab/Echo logs, ND A100 v4, 2-16 nodes (MIT)",
+    "infiniband-hopper": "nccl-tests: NVIDIA/nccl-tests issue 309, 8 H100 nodes of 8 x 400 Gbit/s",
+    "efa-ampere": "nccl-tests: AWS awsome-distributed-training README, p4de, 2 nodes",
+    "efa-hopper": "nccl-tests: AWS awsome-distributed-training README, p5, 2 nodes",
+    "efa-hopper-k8s": "nccl-tests: AWS awsome-distributed-training README, p5 under Kubernetes, 2 nodes",
+    "slingshot": "nccl-tests on Kestrel (NREL), 16 nodes of 4 H100",
+}
+ALIASES = (
+    ("scale_up.nvswitch-ampere", "nvswitch-a100-sxm4-80gb"),
+    ("scale_up.nvswitch-hopper", "nvswitch-h100-sxm5-80gb"),
+    ("scale_up.nvswitch-blackwell", "nvswitch-b200-sxm-180gb"),
+    ("network.infiniband", "infiniband-hopper"),
+    ("network.efa", "efa-hopper"),
+)
 DEFAULT_SIGMA = (0.45, 0.40, 0.30)
 """Spread where nothing was measured: what fabrics differ by among those measured, judged from their coefficients."""
-RAIL_EFFICIENCY = 0.9
-"""Between 24.3 of 25 GB/s for one pair of GPUs alone on HDR [fwyc0573/moe_mg profiling_comm_sh, 2024] and about 21 of
-25 for all rails of a ZeRO-3 job [arXiv 2104.04473, table 2, 2021, as derived from its step times]."""
 HEADER = """# Coefficients of collectives by scripts/fit_collectives.py, {date}; meaning: docs/collectives.md.
 # Triples are for NCCL's protocols LL, LL128, Simple, pairs for LL, Simple.
 # sigma_log: for messages under 256 KiB, under 16 MiB, above.
-schema = 1
+schema = 2
 """
-UNMEASURED_SIGMA = 0.35
-"""Spread of all-gather, reduce-scatter, all-to-all and sends between nodes, which no row covers: judged, not fitted."""
+CURVE = ("gpu", "fabric", "collective", "dtype", "num_gpus", "nodes", "lib", "tool", "algo")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One measured time, the median over repetitions and library versions."""
-
-    cluster: str
-    collective: str
-    num_gpus: int
-    nodes: int
-    size_bytes: float
-    time_s: float
-    from_xla: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Rows of one fabric: which cluster file describes it, and which rows those are."""
-
-    cluster: str
-    gpu: str
-    fabric: str
-    only: tuple[str, ...] = ()
-
-
-SCALE_UP = {
-    "nvswitch-ampere": (
-        Source(cluster="a100-80gb-hdr", gpu="A100-SXM4-80GB", fabric="NVSwitch NVLink3", only=("aic012",)),
-        Source(cluster="a100-40gb-hdr", gpu="A100-SXM4-40GB", fabric="", only=("echo",)),
-    ),
-    "nvswitch-hopper": (
-        Source(
-            cluster="h100-ndr", gpu="H100-SXM5-80GB", fabric="NVSwitch NVLink4", only=("aic012", "xla", "dgxc", "aws")
-        ),
-        Source(cluster="h200-ndr", gpu="H200-SXM", fabric="NVSwitch NVLink4", only=("aic012",)),
-    ),
-    "nvswitch-blackwell": (
-        Source(cluster="b200-ndr", gpu="B200-SXM", fabric="NVSwitch NVLink5", only=("aic012", "xla")),
-        Source(cluster="gb200-nvl72", gpu="GB200", fabric="NVL72", only=("aic012", "xla")),
-        Source(cluster="gb300-nvl72", gpu="GB300", fabric="NVL72", only=("aic012", "xla")),
-    ),
-}
-NETWORK = {
-    "infiniband": (
-        Source(cluster="a100-40gb-hdr", gpu="A100-SXM4-40GB", fabric="NDv4", only=("echo",)),
-        Source(cluster="h100-ndr", gpu="H100-SXM5-80GB", fabric="8x400G", only=("nccl-tests-issue",)),
-    ),
-    "efa": (
-        Source(cluster="a100-p4de-efa", gpu="A100-SXM4-80GB", fabric="p4de", only=("aws",)),
-        Source(cluster="h100-p5-efa", gpu="H100-SXM5-80GB", fabric="EFA (p5", only=("aws",)),
-    ),
-}
-CITATIONS = {
-    "nvswitch-ampere": "nccl-tests on A100: aiconfigurator-core 0.12.0 tables (Apache-2.0), NetX-lab/Echo logs (MIT)",
-    "nvswitch-hopper": "nccl-tests on H100, H200: aiconfigurator-core 0.12.0, openxla tables, AWS and NVIDIA READMEs",
-    "nvswitch-blackwell": "nccl-tests on B200, GB200, GB300: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
-    "infiniband": "nccl-tests: NetX-lab/Echo logs, ND A100 v4, 2-16 nodes; NVIDIA/nccl-tests issue 309, 8 H100 nodes",
-    "efa": "nccl-tests: AWS awsome-distributed-training README, p4de and p5, 2 nodes",
-}
-
-
-def read_samples(path: Path, sources: Sequence[Source], *, inside: bool) -> list[Sample]:
-    """Medians of the rows of these sources inside one domain, or over several nodes."""
-    grouped: dict[tuple[str, str, int, int, float, bool], list[float]] = defaultdict(list)
+def read_rows(path: Path) -> list[Row]:
+    """Every measured row with a time."""
     with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["algo"] != "auto" or row["collective"] not in KINDS:
-                continue
-            if row["collective"] == "all_reduce" and row["dtype"] in INTEGERS:
-                continue
-            source = next((s for s in sources if _matches(s, row)), None)
-            if source is None:
-                continue
-            one_domain = int(row["num_gpus"]) <= load_cluster(source.cluster).node.domain_gpus
-            if one_domain != inside or (int(row["num_gpus"]) == 1) or (one_domain and _several_hosts(source, row)):
-                continue
-            xla = row["source"].startswith("xla")
-            key = (
-                source.cluster,
-                row["collective"],
-                int(row["num_gpus"]),
-                int(row["nodes"]),
-                float(row["size_bytes"]),
-                xla,
-            )
-            grouped[key].append(float(row["latency_us"]) * 1e-6)
-    return [
-        Sample(
-            cluster=c,
-            collective=k,
-            num_gpus=n,
-            nodes=1 if inside else m,
-            size_bytes=s,
-            time_s=median(times),
-            from_xla=x,
-        )
-        for (c, k, n, m, s, x), times in sorted(grouped.items())
-    ]
+        return [row for row in csv.DictReader(file) if float(row["latency_us"] or 0) > 0]
 
 
-def _matches(source: Source, row: dict[str, str]) -> bool:
-    return (
-        row["gpu"] == source.gpu
-        and source.fabric in row["fabric"]
-        and (not source.only or row["source"].startswith(source.only))
-    )
+def held_back(rows: Sequence[Row]) -> list[bool]:
+    """Whether the row's curve is one of the third that is held back: by the order of hashes in a gpu and collective."""
+    groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for row in rows:
+        groups[row["gpu"], row["fabric"], row["collective"], row["algo"]].add("|".join(row[name] for name in CURVE))
+    held: set[str] = set()
+    for curves in groups.values():
+        order = sorted(curves, key=lambda curve: zlib.crc32(curve.encode()))
+        held |= set(order[1::3])
+    return ["|".join(row[name] for name in CURVE) in held for row in rows]
 
 
-def _several_hosts(source: Source, row: dict[str, str]) -> bool:
-    """Rows of several hosts whose cluster has no scale-up links between hosts."""
-    node = load_cluster(source.cluster).node
-    return int(row["nodes"]) > 1 and node.domain_gpus == node.num_gpus
-
-
-def residuals(
-    coefficients: CommCoefficients, samples: Iterable[Sample], clusters: dict[str, ClusterSpec], xla_s: float
-) -> np.ndarray:
-    """Log of modelled over measured time of every sample."""
-    model = HierarchicalModel(coefficients=coefficients)
-    values = []
-    for s in samples:
-        group = GroupShape(num_ranks=s.num_gpus, ranks_per_node=-(-s.num_gpus // s.nodes))
-        request = CollectiveRequest(collective=KINDS[s.collective], message_bytes=s.size_bytes, group=group)
-        time_s = model.collective_time(request, clusters[s.cluster]).time_s + (xla_s if s.from_xla else 0.0)
-        values.append(math.log(time_s / s.time_s))
-    return np.array(values)
-
-
-def scale_up_from(key: str, x: Sequence[float]) -> ScaleUpCoefficients:
-    """Coefficients from logs of parameters."""
-    v = [math.exp(value) for value in x]
-    return ScaleUpCoefficients(
-        key=key,
-        base_s=(v[0] * 1e-6, v[1] * 1e-6, v[2] * 1e-6),
-        hop_factor=(v[3], v[4], v[5]),
-        efficiency=(min(v[6], 1.0), min(v[7], 1.0), min(v[8], 1.0)),
-        local_efficiency=v[9],
-        tree_efficiency=0.5,
-        switch_base_s=v[10] * 1e-6,
-        switch_efficiency=min(v[11], 1.0),
-        pair_base_s=(v[12] * 1e-6, v[13] * 1e-6),
-        pair_message_s=v[14] * 1e-6,
-        pair_efficiency=(min(v[15], 1.0), min(v[16], 1.0)),
-        sigma_log=DEFAULT_SIGMA,
-    )
-
-
-SCALE_UP_START = (8.0, 12.0, 20.0, 1.5, 2.0, 4.0, 0.3, 0.5, 0.75, 1.5, 20.0, 0.6, 8.0, 15.0, 0.2, 0.2, 0.75)
-NETWORK_START = (5.0, 2.0, 3.0, 5.0, 0.7, 0.7)
-_FREE_NETWORK = NetworkCoefficients(
-    key="free",
-    base_s=0.0,
-    hop_factor=(1.0, 1.0, 1.0),
-    protocol_efficiency=NET_PROTOCOL_EFFICIENCY,
-    ring_efficiency=1.0,
-    tree_efficiency=1.0,
-    pair_efficiency=1.0,
-    rail_efficiency=RAIL_EFFICIENCY,
-    sigma_log=DEFAULT_SIGMA,
-    unmeasured_sigma_log=UNMEASURED_SIGMA,
-)
-
-
-def network_from(key: str, x: Sequence[float]) -> NetworkCoefficients:
-    """Coefficients from logs of parameters; sends take the efficiency of rings, as nothing measured them."""
-    v = [math.exp(value) for value in x]
-    ring = min(v[4], 1.0)
-    return replace(
-        _FREE_NETWORK,
-        key=key,
-        base_s=v[0] * 1e-6,
-        hop_factor=(v[1], v[2], v[3]),
-        ring_efficiency=ring,
-        tree_efficiency=min(v[5], 1.0),
-        pair_efficiency=ring,
-    )
-
-
-def minimise(function: Callable[[Sequence[float]], object], start: Sequence[float]) -> list[float]:
-    """Logs of the parameters with the least soft absolute error of logs, held near the start by a weak prior."""
-    origin = np.log(start)
-
-    def with_prior(x: Sequence[float]) -> object:
-        return np.concatenate([np.asarray(function(x)), 0.1 * (np.asarray(x) - origin)])
-
-    fit = least_squares(with_prior, origin, loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=60)
-    return [float(value) for value in fit.x]
-
-
-def spread(errors: np.ndarray, samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Root mean square of the log errors by size band; a band with under 5 rows takes that of all rows."""
-    sizes = np.array([s.size_bytes for s in samples])
-    bands = (sizes >= SIZE_BANDS_BYTES[0]).astype(int) + (sizes >= SIZE_BANDS_BYTES[1])
+def make_samples(
+    rows: Iterable[Row], fabric: MeasuredFabric, *, inside: bool, spans: bool, domain: int
+) -> list[tuple[Samples, Capabilities]]:
+    """Medians of rows that agree in all that the model knows, by kind and library."""
+    grouped: dict[tuple[str, str], dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    nothing = CommCoefficients(scale_up={}, network={}, tools=TOOLS)
+    for row in rows:
+        n, nodes = float(row["num_gpus"]), float(row["nodes"])
+        per_node = float(ranks_per_node(np.array([n]), np.array([nodes]), domain, spans=spans)[0])
+        if (per_node >= n) != inside:
+            continue
+        tool = tool_constants(nothing, row["tool"], row["gpu"], row["collective"])
+        key = (n, per_node, float(row["size_bytes"]), float(row["dtype"] in ("int8", "uint8")))
+        library = library_name(row["lib"])
+        able = library if library == "oneccl" else "nccl-2.27"
+        grouped[row["collective"], able][*key, tool.launch_s, tool.floor_s].append(float(row["latency_us"]) * 1e-6)
     found = []
-    for band in range(3):
-        part = errors[bands == band] if (bands == band).sum() >= 5 else errors
-        found.append(round(float(np.sqrt(np.mean(part**2))), 3))
-    return found[0], found[1], found[2]
-
-
-def report(title: str, errors: np.ndarray, samples: Sequence[Sample]) -> None:
-    """Print mean and median absolute error by cluster and collective."""
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for error, s in zip(errors, samples, strict=True):
-        groups[s.cluster, s.collective].append(abs(math.expm1(error)))
-    print(f"{title}: {len(samples)} points, mean absolute error {np.mean(np.abs(np.expm1(errors))):.1%}")
-    for (cluster, kind), values in sorted(groups.items()):
-        print(
-            f"  {cluster:15s} {kind:15s} {len(values):5d} mean {np.mean(values):6.1%} median {np.median(values):6.1%}"
+    for (collective, library), cells in sorted(grouped.items()):
+        columns = np.array(list(cells)).T
+        times = [float(np.exp(np.median(np.log(values)))) for values in cells.values()]
+        samples = Samples(
+            kind=COLLECTIVES[collective],
+            num_ranks=columns[0],
+            ranks_per_node=columns[1],
+            size=columns[2],
+            narrow=columns[3] > 0,
+            launch_s=columns[4],
+            floor_s=columns[5],
+            time_s=np.array(times),
+            weight=np.array([float(len(values)) for values in cells.values()]),
         )
+        found.append((samples, LIBRARIES[library].able))
+    return found
 
 
-def fit_scale_up(path: Path) -> tuple[dict[str, ScaleUpCoefficients], dict[str, int]]:
-    """Coefficients and number of points by fabric."""
-    found, counts = {}, {}
-    for key, sources in SCALE_UP.items():
-        samples = read_samples(path, sources, inside=True)
-        clusters = {s.cluster: load_cluster(s.cluster) for s in sources}
-
-        def errors(x: Sequence[float], key: str = key, samples: list[Sample] = samples, clusters=clusters) -> object:  # type: ignore[no-untyped-def]
-            coefficients = CommCoefficients(scale_up={DEFAULT: scale_up_from(key, x)}, network={DEFAULT: _FREE_NETWORK})
-            return residuals(coefficients, samples, clusters, math.exp(x[17]) * 1e-6)
-
-        x = minimise(errors, (*SCALE_UP_START, 15.0))
-        final = np.asarray(errors(x))
-        report(f"{key} (XLA launch {math.exp(x[17]):.1f} us)", final, samples)
-        found[key] = replace(scale_up_from(key, x), sigma_log=spread(final, samples))
-        counts[key] = len(samples)
-    return found, counts
+def start_of(key: str, found: Mapping[str, ScaleUpCoefficients]) -> ScaleUpCoefficients:
+    """The coefficients that a fabric's fit starts from."""
+    base = found.get(BASES.get(key, ""), start_scale_up(key))
+    return replace(base, key=key, ring_share=RING_SHARE.get(key, {}), sigma_log=DEFAULT_SIGMA)
 
 
-def fit_network(
-    path: Path, scale_up: dict[str, ScaleUpCoefficients]
-) -> tuple[dict[str, NetworkCoefficients], dict[str, int], float]:
-    """Coefficients and number of points by network kind, and the efficiency of chains in trees, common to all."""
-    data = {key: read_samples(path, sources, inside=False) for key, sources in NETWORK.items()}
-    clusters = {s.cluster: load_cluster(s.cluster) for sources in NETWORK.values() for s in sources}
+def fit_all(
+    rows: Sequence[Row], num_starts: int, base: CommCoefficients | None, only: Sequence[str]
+) -> tuple[CommCoefficients, dict[str, int]]:
+    """Coefficients of every fabric and network, and the number of rows that each was fitted to.
 
-    def errors(x: Sequence[float]) -> object:
-        tree = min(math.exp(x[-1]), 1.0)
-        fabrics = {k: replace(v, tree_efficiency=tree) for k, v in scale_up.items()}
-        networks = {key: network_from(key, x[6 * i : 6 * i + 6]) for i, key in enumerate(data)}
-        coefficients = CommCoefficients(scale_up=fabrics, network=networks)
-        return np.concatenate([residuals(coefficients, samples, clusters, 0.0) for samples in data.values()])
-
-    x = minimise(errors, (*(NETWORK_START * len(data)), 0.5))
-    every = np.asarray(errors(x))
-    found, counts, start = {}, {}, 0
-    for i, (key, samples) in enumerate(data.items()):
-        part = every[start : start + len(samples)]
-        start += len(samples)
-        report(key, part, samples)
-        found[key] = replace(network_from(key, x[6 * i : 6 * i + 6]), sigma_log=spread(part, samples))
-        counts[key] = len(samples)
-    return found, counts, min(math.exp(x[-1]), 1.0)
-
-
-def _us(value_s: float) -> str:
-    return f'"{value_s * 1e6:.3g} us"'
-
-
-def _list(values: Iterable[float]) -> str:
-    return "[" + ", ".join(f"{value:.3g}" for value in values) + "]"
-
-
-def _scale_up_table(c: ScaleUpCoefficients, comment: str) -> str:
-    return f"""
-# {comment}
-[scale_up.{c.key}]
-base = [{", ".join(_us(v) for v in c.base_s)}]
-hop_factor = {_list(c.hop_factor)}
-efficiency = {_list(c.efficiency)}
-local_efficiency = {c.local_efficiency:.3g}
-tree_efficiency = {c.tree_efficiency:.3g}
-switch_base = {_us(c.switch_base_s)}
-switch_efficiency = {c.switch_efficiency:.3g}
-pair_base = [{", ".join(_us(v) for v in c.pair_base_s)}]
-pair_message = {_us(c.pair_message_s)}
-pair_efficiency = {_list(c.pair_efficiency)}
-sigma_log = {_list(c.sigma_log)}
-"""
-
-
-def _network_table(c: NetworkCoefficients, comment: str) -> str:
-    return f"""
-# {comment}
-[network.{c.key}]
-base = {_us(c.base_s)}
-hop_factor = {_list(c.hop_factor)}
-protocol_efficiency = {_list(c.protocol_efficiency)}  # NCCL 2.18 src/graph/tuning.cc (2023)
-ring_efficiency = {c.ring_efficiency:.3g}
-tree_efficiency = {c.tree_efficiency:.3g}
-pair_efficiency = {c.pair_efficiency:.3g}  # as ring_efficiency: not measured
-rail_efficiency = {c.rail_efficiency:.3g}  # judged between two published figures: docs/collectives.md
-sigma_log = {_list(c.sigma_log)}
-unmeasured_sigma_log = {c.unmeasured_sigma_log:.3g}  # judged, not fitted
-"""
-
-
-def _mean(values: Iterable[float]) -> float:
-    return math.exp(float(np.mean(np.log(list(values)))))
+    With a base only the tables named in `only` are fitted, and frameworks' own kernels.
+    """
+    by_fabric: dict[MeasuredFabric, list[Row]] = defaultdict(list)
+    customs: dict[tuple[str, MeasuredFabric], list[Row]] = defaultdict(list)
+    for row in rows:
+        fabric = fabric_of(row["gpu"], row["fabric"])
+        if fabric is None:
+            continue
+        if row["algo"] == "auto":
+            by_fabric[fabric].append(row)
+        elif row["algo"].startswith("custom"):
+            framework = next(name for name in FRAMEWORKS if name in row["algo"].lower())
+            customs[framework, fabric].append(row)
+    scale_up: dict[str, ScaleUpCoefficients] = {}
+    network: dict[str, NetworkCoefficients] = {"default": replace(START_NETWORK, key="default")}
+    counts: dict[str, int] = {}
+    keys = sorted({f.scale_up for f in FABRICS}, key=lambda key: (key in BASES, BASES.get(key, "") in BASES, key))
+    for key in keys:
+        fabrics = [f for f in FABRICS if f.scale_up == key]
+        scale_up[key] = start_of(key, scale_up)
+        links = links_of_fabric(
+            replace(fabrics[0], network="default"), CommCoefficients(scale_up=scale_up, network=network)
+        )
+        samples = [
+            s
+            for f in fabrics
+            for s in make_samples(by_fabric[f], f, inside=True, spans=links.domain_hosts > 1, domain=links.domain_gpus)
+        ]
+        if samples and base is not None and key not in only:
+            scale_up[key] = base.scale_up[key]
+            counts[key] = int(sum(s.weight.sum() for s, _ in samples))
+        elif samples:
+            fitted = fit_scale_up(samples, links, num_starts=num_starts)
+            final = [(errors(s, replace(links, scale_up=fitted), able), s) for s, able in samples]
+            scale_up[key] = replace(fitted, sigma_log=_spread(final))
+            counts[key] = int(sum(s.weight.sum() for s, _ in samples))
+            _report(key, final)
+    for key in dict.fromkeys(f.network for f in FABRICS):
+        held = None if base is None or key in only else base.network
+        _fit_one_network(key, by_fabric, scale_up, network, counts, num_starts, held)
+    custom: dict[str, OneShotCosts] = {}
+    for (framework, fabric), part in sorted(customs.items(), key=lambda item: (item[0][0], item[0][1].scale_up)):
+        columns = np.array(
+            [[float(r["num_gpus"]), float(r["size_bytes"]), float(r["latency_us"]) * 1e-6] for r in part]
+        )
+        eager = np.array(["eager" in row["algo"] for row in part])
+        links = links_of_fabric(
+            replace(fabric, network="default"), CommCoefficients(scale_up=scale_up, network=network)
+        )
+        name = f"{framework}/{fabric.scale_up}"
+        so_far = HierarchicalModel(coefficients=CommCoefficients(scale_up=scale_up, network=network))
+        custom[name] = fit_custom(
+            columns[:, 0],
+            columns[:, 1],
+            eager,
+            columns[:, 2],
+            nccl_s(columns[:, 0], columns[:, 1], links, so_far),
+            link_bytes_per_s=links.scale_up_bytes_per_s,
+            most_ranks=2 if fabric.scale_up.startswith("pcie") else 64,
+        )
+        counts[name] = len(part)
+        print(f"{name}: {len(part)} rows, sigma {custom[name].sigma_log}", flush=True)
+    return CommCoefficients(scale_up=scale_up, network=network, custom=custom, tools=TOOLS), counts
 
 
-def default_scale_up(found: dict[str, ScaleUpCoefficients]) -> ScaleUpCoefficients:
-    """Geometric means over the measured fabrics."""
-    all_of = list(found.values())
+def _fit_one_network(
+    key: str,
+    by_fabric: Mapping[MeasuredFabric, list[Row]],
+    scale_up: dict[str, ScaleUpCoefficients],
+    network: dict[str, NetworkCoefficients],
+    counts: dict[str, int],
+    num_starts: int,
+    held: Mapping[str, NetworkCoefficients] | None,
+) -> None:
+    for fabric in (f for f in FABRICS if f.network == key):
+        network.setdefault(key, replace(START_NETWORK, key=key))
+        links = links_of_fabric(fabric, CommCoefficients(scale_up=scale_up, network=network))
+        factor = 2.7e-6 / links.network_latency_s
+        a, b, c = START_NETWORK.hop_factor
+        start = replace(network[key], hop_factor=(a * factor, b * factor, c * factor))
+        samples = make_samples(
+            by_fabric.get(fabric, []), fabric, inside=False, spans=links.domain_hosts > 1, domain=links.domain_gpus
+        )
+        if not samples or f"network.{key}" in counts:
+            continue
+        counts[f"network.{key}"] = int(sum(s.weight.sum() for s, _ in samples))
+        if held is not None:
+            network[key] = held[key]
+            continue
+        fit = fit_network(
+            samples, replace(links, network=start), num_starts=num_starts, hold_tree=not key.startswith("infiniband")
+        )
+        if key.startswith("infiniband"):
+            for name in [n for n in scale_up if n == fabric.scale_up or BASES.get(n) == fabric.scale_up]:
+                scale_up[name] = replace(scale_up[name], tree_efficiency=fit.tree_efficiency)
+        fitted = replace(links, network=fit.network, scale_up=scale_up[fabric.scale_up])
+        final = [(errors(s, fitted, able), s) for s, able in samples]
+        network[key] = replace(fit.network, sigma_log=_spread(final))
+        _report(f"network.{key}", final)
 
-    def triple(name: str) -> tuple[float, float, float]:
-        a, b, c = (_mean(getattr(f, name)[i] for f in all_of) for i in range(3))
-        return a, b, c
 
-    def pair(name: str) -> tuple[float, float]:
-        a, b = (_mean(getattr(f, name)[i] for f in all_of) for i in range(2))
-        return a, b
+def _spread(final: Sequence[tuple[np.ndarray, Samples]]) -> tuple[float, float, float]:
+    found = np.concatenate([e for e, _ in final])
+    return spread(found, np.concatenate([s.size for _, s in final]), np.concatenate([s.weight for _, s in final]))
 
-    single = ("local_efficiency", "tree_efficiency", "switch_base_s", "switch_efficiency", "pair_message_s")
+
+def _report(key: str, final: Sequence[tuple[np.ndarray, Samples]]) -> None:
+    for found, samples in final:
+        mean = np.average(np.abs(np.expm1(found)), weights=samples.weight)
+        print(f"{key:26s} {samples.kind.name:15s} {int(samples.weight.sum()):6d} rows, mean {mean:6.1%}", flush=True)
+
+
+def default_scale_up(found: Mapping[str, ScaleUpCoefficients]) -> ScaleUpCoefficients:
+    """For fabrics that were not measured: geometric means of A100, H100 and B200, without their tuners' errors."""
+    from echo_explore.calibration import collective_vectors as v
+
+    all_of = [found[other] for name, other in ALIASES if name.startswith("scale_up")]
+    plain = start_scale_up("default")
+
+    def ring(name: str) -> object:
+        mean = v.ring_from(np.mean([v.ring_vector(getattr(f, name)) for f in all_of], axis=0))
+        return replace(mean, tuner=plain.all_reduce.tuner)
+
     return replace(
-        all_of[0],
-        key=DEFAULT,
+        plain,
+        **{name: ring(name) for name in ("all_reduce", "all_gather", "reduce_scatter")},
+        all_to_all=v.pair_from(np.mean([v.pair_vector(f.all_to_all) for f in all_of], axis=0)),
+        send=v.pair_from(np.mean([v.pair_vector(f.send) for f in all_of], axis=0)),
+        switch=v.switch_from(np.mean([v.switch_vector(f.switch) for f in all_of[1:]], axis=0)),
+        tree_efficiency=float(np.exp(np.mean([np.log(f.tree_efficiency) for f in all_of]))),
         sigma_log=DEFAULT_SIGMA,
-        base_s=triple("base_s"),
-        hop_factor=triple("hop_factor"),
-        efficiency=triple("efficiency"),
-        pair_base_s=pair("pair_base_s"),
-        pair_efficiency=pair("pair_efficiency"),
-        **{name: _mean(getattr(f, name) for f in all_of) for name in single},
     )
+
+
+def write(path: Path, c: CommCoefficients, counts: Mapping[str, int], date: str) -> None:
+    """The calibration file."""
+    text = HEADER.format(date=date)
+    for name, tool in c.tools.items():
+        text += tool_table(tool, TOOL_SOURCES[name])
+    for key, scale_up in c.scale_up.items():
+        text += scale_up_table(scale_up, f"{SOURCES.get(key, key)}; {counts.get(key, 0)} rows, {date}")
+    unmeasured = "Fabrics that were not measured: geometric means of A100, H100, B200, wider spread (judged)"
+    text += scale_up_table(default_scale_up(c.scale_up), unmeasured)
+    for key, network in c.network.items():
+        if f"network.{key}" in counts:
+            text += network_table(network, f"{SOURCES.get(key, key)}; {counts[f'network.{key}']} rows, {date}")
+    other = replace(c.network["infiniband-ampere"], key="default", sigma_log=DEFAULT_SIGMA, unmeasured_sigma_log=0.5)
+    text += network_table(other, "Networks that were not measured: as InfiniBand under A100, wider spread (judged)")
+    for name, other_key in ALIASES:
+        text += alias_table(
+            name, other_key, "Other devices of the architecture, or other hosts on this network: judged"
+        )
+    for name, costs in c.custom.items():
+        framework, _, key = name.partition("/")
+        source = f"Frameworks' own kernels, aiconfigurator-core 0.12.0 (Apache-2.0); {counts[name]} rows, {date}"
+        text += custom_table(framework, key, costs, source)
+    path.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -385,26 +356,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds kernels/collectives.csv.gz")
     parser.add_argument("--out", type=Path, help="calibration file to write; without it only the errors are printed")
+    parser.add_argument("--hold", action="store_true", help="hold every third curve back and score on those")
+    parser.add_argument("--base", type=Path, help="calibration file of an earlier fit, of which --only is fitted anew")
+    parser.add_argument("--only", default="", help="with --base: names of tables, with commas between")
+    parser.add_argument("--starts", type=int, default=4, help="starts of each fit")
     parser.add_argument("--date", default="2026-11-30", help="date of the fit, for the file's comments")
     args = parser.parse_args()
-    path = args.data / "kernels" / "collectives.csv.gz"
-    scale_up, points = fit_scale_up(path)
-    network, net_points, tree = fit_network(path, scale_up)
-    scale_up = {key: replace(value, tree_efficiency=tree) for key, value in scale_up.items()}
-    if args.out is None:
-        return
-    text = HEADER.format(date=args.date)
-    for key, value in scale_up.items():
-        text += _scale_up_table(value, f"{CITATIONS[key]}; {points[key]} points, {args.date}")
-    text += _scale_up_table(
-        default_scale_up(scale_up),
-        "Fabrics that were not measured: geometric means of the above, wider spread (judged)",
-    )
-    for key, net in network.items():
-        text += _network_table(net, f"{CITATIONS[key]}; {net_points[key]} points, {args.date}")
-    other = replace(network["infiniband"], key=DEFAULT, sigma_log=DEFAULT_SIGMA, unmeasured_sigma_log=0.5)
-    text += _network_table(other, "Networks that were not measured: as InfiniBand, wider spread (judged)")
-    args.out.write_text(text, encoding="utf-8")
+    rows = read_rows(args.data / "kernels" / "collectives.csv.gz")
+    held = held_back(rows) if args.hold else [False] * len(rows)
+    base = load_coefficients(args.base) if args.base else None
+    kept = [row for row, out in zip(rows, held, strict=True) if not out]
+    found, counts = fit_all(kept, args.starts, base, args.only.split(","))
+    for name, other in ALIASES:  # so that every fabric of the table has its network
+        table = found.network if name.startswith("network") else {}
+        if other in table:
+            table[name.partition(".")[2]] = replace(table[other], key=name.partition(".")[2])
+    judged = [row for row, out in zip(rows, held, strict=True) if out or not args.hold]
+    predicted, _ = predict_rows(judged, HierarchicalModel(coefficients=found))
+    print(score_collectives(judged, predicted).text())
+    if args.out is not None:
+        write(args.out, found, counts, args.date)
 
 
 if __name__ == "__main__":

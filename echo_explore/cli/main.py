@@ -12,7 +12,9 @@ from typer.main import get_command
 from echo_explore.cli import (
     calibrate_app,
     calibrate_kernels,
+    calibrate_nccl,
     catalog,
+    comm,
     dashboard,
     predict,
     search,
@@ -37,8 +39,10 @@ app.command("predict")(predict.predict_command)
 app.command("trace")(trace.trace_command)
 app.command("search")(search.search_command)
 app.command("dashboard")(dashboard.dashboard_command)
+app.command("comm")(comm.comm_command)
 app.add_typer(validate.app, name="validate")
 calibrate_app.app.command("kernels")(calibrate_kernels.kernels)
+calibrate_app.app.command("nccl-tests")(calibrate_nccl.nccl_tests)
 app.add_typer(calibrate_app.app, name="calibrate")
 for _kind in catalog.KINDS:
     app.command(_kind, help=f"List {_kind}, or print one with its sources.")(catalog.command_for(_kind))

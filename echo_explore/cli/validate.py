@@ -69,3 +69,18 @@ def kernels(
     coefficients = load_calibration(calibration) if calibration else shipped_calibration()
     print(validate_kernels(measured, out, coefficients, chips=chips, allow_fallback=allow_fallback).text())
     return 0
+
+
+@app.command("collectives")
+def collectives(
+    measured: Annotated[Path, typer.Argument(help="Measured collectives, CSV or CSV.gz.")],
+    out: Annotated[Path, typer.Option("--out", help="Predictions to write, CSV or CSV.gz.")],
+    calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
+) -> int:
+    """Predict every measured collective; what is not known is declined with a reason."""
+    from echo_explore.comm import HierarchicalModel
+    from echo_explore.validation import validate_collectives
+
+    model = HierarchicalModel.from_file(calibration) if calibration else HierarchicalModel.shipped()
+    print(validate_collectives(measured, out, model).text())
+    return 0

@@ -1,9 +1,11 @@
-"""Times of NCCL's algorithms as closed forms of latency and bandwidth.
+"""Times of NCCL's algorithms as closed forms of latency and bandwidth, over columns of groups and sizes.
 
 Symbols: n ranks on M scale-up domains ("nodes"), r = ranks of the group in one node, S message bytes (nccl-tests' S),
 W link bandwidth of a GPU and B bandwidth of the group out of a node (one direction each), e and q efficiencies of links
-and cards, l of a rank's work on its own share, a set-up time, h and g time of a step inside and between nodes; index p
-is the protocol. Every form is valid for n >= 2, is positive and grows with S.
+and cards, l of a rank's work on its own share, a launch time, h and g time of a step inside and between nodes; index p
+is the protocol. (x)+ is x where positive, else 0. F_p = f_p a_p W / k bytes move while the launch still goes on: as a
+message grows NCCL spreads it over more channels, so that small messages all take the same time. Every form is valid for
+n >= 2, is positive and grows with S.
 
 References: NCCL 2.18 src/graph/tuning.cc (2023) for the number of steps; Thakur et al., "Optimization of collective
 communication operations in MPICH" (2005) for rings; Sanders et al., "Two-tree algorithms for full bandwidth broadcast,
@@ -11,80 +13,105 @@ reduction and scan" (2009) for double trees; Klenk et al., "An in-network archit
 multiprocessor collectives" (ISCA 2020) for reduction in the switch.
 """
 
-import math
 from dataclasses import dataclass
 
-from echo_explore.comm.paths import ClusterLinks
-from echo_explore.topology import GroupShape
+import numpy as np
 
-_PAIR_PROTOCOLS = (0, 2)
-"""Sends use LL or Simple [NCCL 2.18 src/enqueue.cc, 2023]."""
+from echo_explore.comm.coefficients import RingCosts
+from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
+
+SIMPLE = 2
+"""Index of Simple in PROTOCOLS."""
+_PAIR_PROTOCOL = (0, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPath:
-    """A group and what it has of the links.
+class AlgorithmTime:
+    """Seconds of one algorithm under one protocol, by group and size.
 
     Attributes:
-        network_bytes_per_s: B; infinite for a group inside one node.
+        latency_s: launch and steps.
+        stream_s: transfer of the bytes.
     """
 
-    group: GroupShape
-    links: ClusterLinks
-    network_bytes_per_s: float
+    latency_s: Floats
+    stream_s: Floats
 
     @property
-    def crosses(self) -> bool:
-        """The group spans several nodes."""
-        return self.group.num_nodes > 1
+    def time_s(self) -> Floats:
+        """Both together."""
+        return self.latency_s + self.stream_s
 
 
-def network_rate(path: GroupPath, efficiency: float, protocol: int) -> float:
+def _ring_rate(groups: GroupArrays, links: ClusterLinks, efficiency: float) -> Floats:
+    """W e, less where rings of n ranks leave direct links unused; infinite for one rank a node."""
+    share = np.ones_like(groups.num_ranks)
+    for count, fraction in links.scale_up.ring_share.items():
+        share = np.where(groups.num_ranks == count, fraction, share)
+    return np.where(groups.ranks_per_node > 1, links.scale_up_bytes_per_s * efficiency * share, np.inf)
+
+
+def network_rate(groups: GroupArrays, links: ClusterLinks, efficiency: float, protocol: int) -> Floats:
     """Bytes per second of data out of a node, B q_p; q is the rail's where the group has one rank a node."""
-    network = path.links.network
-    q = network.rail_efficiency if path.group.ranks_per_node == 1 else efficiency
-    return path.network_bytes_per_s * q * network.protocol_efficiency[protocol]
+    network = links.network
+    q = np.where(groups.ranks_per_node == 1, network.rail_efficiency, efficiency)
+    return groups.network_bytes_per_s * q * network.protocol_efficiency[protocol]
 
 
-def ring_time(path: GroupPath, message_bytes: float, *, rounds: int, protocol: int) -> float:
-    """Seconds of a ring that goes round `rounds` times: 2 for all-reduce, 1 for all-gather and reduce-scatter.
+def _across_s(groups: GroupArrays, links: ClusterLinks, steps: Floats, protocol: int) -> Floats:
+    """Set-up and steps between nodes; 0 inside one node."""
+    network = links.network
+    return np.where(
+        groups.crosses, network.base_s + steps * network.hop_factor[protocol] * links.network_latency_s, 0.0
+    )
 
-    t = a + k (n - M') h + k M' g + k (n-1)/n S / min(W e_p, B q_p) + S / (n W l), k = rounds, M' = M, or 0 if M = 1
+
+def _hidden_bytes(costs: RingCosts, links: ClusterLinks, protocol: int, rounds: int) -> float:
+    return costs.hidden_fraction[protocol] * costs.launch_s[protocol] * links.scale_up_bytes_per_s / rounds
+
+
+def ring(
+    groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts, *, rounds: int, protocol: int
+) -> AlgorithmTime:
+    """A ring that goes round `rounds` times: 2 for all-reduce, 1 for all-gather and reduce-scatter.
+
+    t = a + k (n - M') h + k M' g + k (n-1)/n (S - F)+ / min(W e_p, B q_p) + S / (n W l), k = rounds, M' = M, or 0 for
+    M = 1
 
     A ring passes (n-1) steps a round; M of its n links cross nodes (M - 1 of n - 1 steps, as NCCL counts). Each step
     moves S/n; all channels together pass every GPU's link and, once a node, its cards: NCCL's rings over all cards, so
     that B is what the group has of all of them. The last term is the rank's own share, which passes its memory once
     beside the n - 1 steps (copied out of place, or reduced).
     """
-    group, links = path.group, path.links
-    n = group.num_ranks
-    scale_up = links.scale_up
-    rate = links.scale_up_bytes_per_s * scale_up.efficiency[protocol] if group.ranks_per_node > 1 else math.inf
-    steps = rounds * (n - 1)
-    time_s = scale_up.base_s[protocol]
-    if path.crosses:
-        across = rounds * (group.num_nodes - 1)
-        time_s += links.network.base_s + across * links.network_hop_s[protocol]
-        steps -= across
-        rate = min(rate, network_rate(path, links.network.ring_efficiency, protocol))
-    share = message_bytes / n
-    local = share / (links.scale_up_bytes_per_s * scale_up.local_efficiency)
-    return time_s + steps * links.hop_s[protocol] + rounds * (n - 1) * share / rate + local
+    n = groups.num_ranks
+    across = np.where(groups.crosses, rounds * (groups.num_nodes - 1), 0.0)
+    hop_s = costs.hop_factor[protocol] * links.link_latency_s
+    latency = costs.launch_s[protocol] + (rounds * (n - 1) - across) * hop_s
+    latency = latency + _across_s(groups, links, across, protocol)
+    rate = np.minimum(
+        _ring_rate(groups, links, costs.efficiency[protocol]),
+        network_rate(groups, links, links.network.ring_efficiency, protocol),
+    )
+    moved = np.maximum(size - _hidden_bytes(costs, links, protocol, rounds), 0.0)
+    local = size / n / (links.scale_up_bytes_per_s * costs.local_efficiency)
+    return AlgorithmTime(latency_s=latency, stream_s=rounds * (n - 1) / n * moved / rate + local)
 
 
-def chain_time(path: GroupPath, message_bytes: float, *, protocol: int) -> float:
-    """Seconds of a broadcast or a reduce, a pipelined chain: t = a + (n - M) h + (M - 1) g + S / min(W e_p, B q_p)."""
-    group, links = path.group, path.links
-    rate = links.scale_up_bytes_per_s * links.scale_up.efficiency[protocol] if group.ranks_per_node > 1 else math.inf
-    time_s = links.scale_up.base_s[protocol]
-    if path.crosses:
-        time_s += links.network.base_s + (group.num_nodes - 1) * links.network_hop_s[protocol]
-        rate = min(rate, network_rate(path, links.network.ring_efficiency, protocol))
-    return time_s + (group.num_ranks - group.num_nodes) * links.hop_s[protocol] + message_bytes / rate
+def chain(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts, *, protocol: int) -> AlgorithmTime:
+    """A broadcast or a reduce, a pipelined chain: t = a + (n - M) h + (M - 1) g + (S - F)+ / min(W e_p, B q_p)."""
+    hop_s = costs.hop_factor[protocol] * links.link_latency_s
+    latency = costs.launch_s[protocol] + (groups.num_ranks - groups.num_nodes) * hop_s
+    latency = latency + _across_s(groups, links, groups.num_nodes - 1, protocol)
+    rate = np.minimum(
+        _ring_rate(groups, links, costs.efficiency[protocol]),
+        network_rate(groups, links, links.network.ring_efficiency, protocol),
+    )
+    moved = np.maximum(size - _hidden_bytes(costs, links, protocol, 1), 0.0)
+    return AlgorithmTime(latency_s=latency, stream_s=moved / rate)
 
 
-def tree_time(path: GroupPath, message_bytes: float, *, protocol: int) -> float:
-    """Seconds of an all-reduce by double binary trees between nodes and chains inside; valid for M >= 2.
+def tree(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts, *, protocol: int) -> AlgorithmTime:
+    """An all-reduce by double binary trees between nodes and chains inside; valid for M >= 2.
 
     t = a + 2 (r-1) h + 2 ceil(log2 M) g + S max(2 / (W e), f / (B q_p)), f = 1 for M = 2, else 2
 
@@ -92,77 +119,104 @@ def tree_time(path: GroupPath, message_bytes: float, *, protocol: int) -> float:
     a leaf of the other, so it sends S/2 up twice and S/2 down to two children: 2 S. Two nodes exchange S. Chunks are
     pipelined: the slower level counts.
     """
-    group, links = path.group, path.links
-    time_s = (
-        links.scale_up.base_s[protocol] + links.network.base_s + 2 * (group.ranks_per_node - 1) * links.hop_s[protocol]
-    )
-    inner = 0.0
-    if group.ranks_per_node > 1:
-        e = links.scale_up.tree_efficiency * links.scale_up.efficiency[protocol] / max(links.scale_up.efficiency)
-        inner = 2.0 / (links.scale_up_bytes_per_s * e)
-    return time_s + _between_nodes(path, protocol) + message_bytes * max(inner, _tree_seconds_per_byte(path, protocol))
+    r = groups.ranks_per_node
+    latency = costs.launch_s[protocol] + 2 * (r - 1) * costs.hop_factor[protocol] * links.link_latency_s
+    latency = latency + _across_s(groups, links, _tree_steps(groups, collnet=False), protocol)
+    e = links.scale_up.tree_efficiency * costs.efficiency[protocol] / max(costs.efficiency)
+    inner = np.where(r > 1, 2.0 / (links.scale_up_bytes_per_s * e), 0.0)
+    outer = _tree_seconds_per_byte(groups, links, protocol, collnet=False)
+    return AlgorithmTime(latency_s=latency, stream_s=size * np.maximum(inner, outer))
 
 
-def switch_time(path: GroupPath, message_bytes: float) -> float:
-    """Seconds of an all-reduce with reduction in the scale-up switch (NVLS; with trees between nodes NVLS-tree).
+def collnet(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts) -> AlgorithmTime:
+    """An all-reduce with reduction in the network's switches (SHARP) and chains inside a node; Simple only; M >= 2.
 
-    t = a_s + S (1 + 1/r) / (W e_s) inside a node; between nodes 2 ceil(log2 M) g more, and the slower of
-    S (1 + 1/r) / (W e_s) and f S / (B q), f as in `tree_time`
+    t = a + 2 (r-1) h + 2 g + S max(2 / (W e), 1 / (B q)): two steps whatever M, and a node sends S once.
+    """
+    r = groups.ranks_per_node
+    latency = costs.launch_s[SIMPLE] + 2 * (r - 1) * costs.hop_factor[SIMPLE] * links.link_latency_s
+    latency = latency + _across_s(groups, links, _tree_steps(groups, collnet=True), SIMPLE)
+    e = links.scale_up.tree_efficiency * costs.efficiency[SIMPLE] / max(costs.efficiency)
+    inner = np.where(r > 1, 2.0 / (links.scale_up_bytes_per_s * e), 0.0)
+    outer = _tree_seconds_per_byte(groups, links, SIMPLE, collnet=True)
+    return AlgorithmTime(latency_s=latency, stream_s=size * np.maximum(inner, outer))
+
+
+def nvls(groups: GroupArrays, links: ClusterLinks, size: Floats, *, reducing_network: bool = False) -> AlgorithmTime:
+    """An all-reduce with reduction in the scale-up switch (NVLS; with trees between nodes NVLS-tree).
+
+    t = a_s + S / min(W e_s, W / (1 + 1/r)) inside a node; between nodes 2 ceil(log2 M) g more, and the slower of this
+    and f S / (B q), f as in `tree`
 
     Each rank reduces S/r through the switch, which reads all of S from every GPU, then multicasts its S/r: a GPU sends
     S for others and S/r of its own. The bus bandwidth may so reach 2 (r-1)/(r+1) W. Valid for r >= 3.
     """
-    links, r = path.links, path.group.ranks_per_node
-    simple = 2
-    inner = (1.0 + 1.0 / r) / (links.scale_up_bytes_per_s * links.scale_up.switch_efficiency)
-    time_s = links.scale_up.switch_base_s
-    if not path.crosses:
-        return time_s + message_bytes * inner
-    time_s += links.network.base_s + _between_nodes(path, simple)
-    return time_s + message_bytes * max(inner, _tree_seconds_per_byte(path, simple))
+    switch, w = links.scale_up.switch, links.scale_up_bytes_per_s
+    inner = 1.0 / np.minimum(w * switch.efficiency, w / (1.0 + 1.0 / groups.ranks_per_node))
+    latency = switch.launch_s + _across_s(groups, links, _tree_steps(groups, collnet=reducing_network), SIMPLE)
+    outer = _tree_seconds_per_byte(groups, links, SIMPLE, collnet=reducing_network)
+    return AlgorithmTime(latency_s=latency, stream_s=size * np.maximum(inner, np.where(groups.crosses, outer, 0.0)))
 
 
-def _between_nodes(path: GroupPath, protocol: int) -> float:
-    """Up and down the tree between nodes; two steps through reducing switches."""
-    depth = 1 if path.links.has_network_reduction else math.ceil(math.log2(path.group.num_nodes))
-    return 2 * depth * path.links.network_hop_s[protocol]
+def pat(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts) -> AlgorithmTime:
+    """An all-gather or reduce-scatter by parallel aggregated trees (PAT); Simple only; one rank a node.
+
+    t = a + ceil(log2 n) g + (n-1)/n S / (B q) + S / (n W l): as many bytes as a ring, in log2 n steps.
+
+    References: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv 2506.20252.
+    """
+    n = groups.num_ranks
+    latency = costs.launch_s[SIMPLE] + _across_s(groups, links, np.ceil(np.log2(n)), SIMPLE)
+    rate = network_rate(groups, links, links.network.ring_efficiency, SIMPLE)
+    local = size / n / (links.scale_up_bytes_per_s * costs.local_efficiency)
+    return AlgorithmTime(latency_s=latency, stream_s=(n - 1) / n * size / rate + local)
 
 
-def _tree_seconds_per_byte(path: GroupPath, protocol: int) -> float:
+def _tree_steps(groups: GroupArrays, *, collnet: bool) -> Floats:
+    """Steps up and down the tree between nodes; two through reducing switches."""
+    return np.full_like(groups.num_nodes, 2.0) if collnet else 2.0 * np.ceil(np.log2(groups.num_nodes))
+
+
+def _tree_seconds_per_byte(groups: GroupArrays, links: ClusterLinks, protocol: int, *, collnet: bool) -> Floats:
     """Seconds a byte between nodes, f / (B q_p); f = 1 also where switches reduce: a node sends S once."""
-    f = 1.0 if path.group.num_nodes == 2 or path.links.has_network_reduction else 2.0
-    return f / network_rate(path, path.links.network.tree_efficiency, protocol)
+    f = np.where((groups.num_nodes == 2) | collnet, 1.0, 2.0)
+    return f / network_rate(groups, links, links.network.tree_efficiency, protocol)
 
 
-def all_to_all_time(path: GroupPath, message_bytes: float, *, simple: int) -> float:
-    """Seconds of an all-to-all in which each rank sends S/n to every rank, itself included.
+def all_to_all(groups: GroupArrays, links: ClusterLinks, size: Floats, imbalance: Floats, simple: int) -> AlgorithmTime:
+    """An all-to-all in which each rank sends S/n to every rank, itself included, each pair at once (direct).
 
-    t = a_p + (n-1) m + g + max((r-1)/n S / (W e_p), r (n-r)/n S / (B q)) + S / (n W l), with m a message's cost
+    t = a_p + (n-1-c)+ m_p + g + i max(((r-1)/n (S-F)+ + u) / (W e_p), r (n-r)/n S / (B q)) + S / (n W l)
 
     Sends to the r - 1 ranks of the node and, together with the other r ranks, those to the n - r ranks elsewhere go on
-    at once; g only between nodes. `simple` is 0 for LL, 1 for Simple, the two protocols of sends.
+    at once; g only between nodes; c messages of a rank go on at once. i is the imbalance. NCCL pairs ranks in rounds of
+    a power of two P >= n [NCCL 2.18 src/enqueue.cc, 2023]; u = (P/n - 1) (r-1)/n min(S, n U) is the time of rounds that
+    pair nobody, which long messages fill. `simple` is 0 for LL, 1 for Simple, the two protocols of sends.
     """
-    group, links = path.group, path.links
-    n, r = group.num_ranks, min(group.ranks_per_node, group.num_ranks)
-    share = message_bytes / n
-    inner = (r - 1) * share / (links.scale_up_bytes_per_s * links.scale_up.pair_efficiency[simple])
-    time_s = links.scale_up.pair_base_s[simple] + (n - 1) * links.scale_up.pair_message_s
-    outer = 0.0
-    if path.crosses:
-        protocol = _PAIR_PROTOCOLS[simple]
-        time_s += links.network.base_s + links.network_hop_s[protocol]
-        outer = r * (n - r) * share / network_rate(path, links.network.pair_efficiency, protocol)
-    local = share / (links.scale_up_bytes_per_s * links.scale_up.local_efficiency)
-    return time_s + max(inner, outer) + local
+    costs = links.scale_up.all_to_all
+    n, r = groups.num_ranks, groups.ranks_per_node
+    rounds = np.exp2(np.ceil(np.log2(n)))
+    idle = (rounds / n - 1.0) * np.minimum(size, n * costs.uneven_bytes)
+    moved = np.maximum(size - costs.hidden_fraction[simple] * costs.launch_s[simple] * links.scale_up_bytes_per_s, 0.0)
+    inner = (r - 1) / n * (moved + idle) / (links.scale_up_bytes_per_s * costs.efficiency[simple])
+    protocol = _PAIR_PROTOCOL[simple]
+    latency = costs.launch_s[simple] + np.maximum(n - 1 - costs.parallel_messages, 0.0) * costs.message_s[simple]
+    latency = latency + _across_s(groups, links, np.ones_like(n), protocol)
+    outer = r * (n - r) / n * size / network_rate(groups, links, links.network.pair_efficiency, protocol)
+    outer = np.where(groups.crosses, outer, 0.0)
+    local = size / n / (links.scale_up_bytes_per_s * costs.local_efficiency)
+    return AlgorithmTime(latency_s=latency, stream_s=imbalance * np.maximum(inner, outer) + local)
 
 
-def send_time(path: GroupPath, message_bytes: float, *, simple: int) -> float:
-    """Seconds of one send: t = a_p + h + S / (W e_p) inside a node, a_p + g + S / (B q) between nodes."""
-    links = path.links
-    protocol = _PAIR_PROTOCOLS[simple]
-    base_s = links.scale_up.pair_base_s[simple]
-    if path.crosses:
-        base_s += links.network.base_s + links.network_hop_s[protocol]
-        return base_s + message_bytes / network_rate(path, links.network.rail_efficiency, protocol)
-    rate = links.scale_up_bytes_per_s * links.scale_up.pair_efficiency[simple]
-    return base_s + links.hop_s[protocol] + message_bytes / rate
+def send(groups: GroupArrays, links: ClusterLinks, size: Floats, *, simple: int) -> AlgorithmTime:
+    """One send: t = a_p + (S - F)+ / (W e_p) inside a node, a_p + g + S / (B q) between nodes."""
+    costs, protocol = links.scale_up.send, _PAIR_PROTOCOL[simple]
+    latency = costs.launch_s[simple] + _across_s(groups, links, np.ones_like(groups.num_ranks), protocol)
+    rate = np.where(
+        groups.crosses,
+        network_rate(groups, links, links.network.rail_efficiency, protocol),
+        links.scale_up_bytes_per_s * costs.efficiency[simple],
+    )
+    hidden = costs.hidden_fraction[simple] * costs.launch_s[simple] * links.scale_up_bytes_per_s
+    moved = np.where(groups.crosses, size, np.maximum(size - hidden, 0.0))
+    return AlgorithmTime(latency_s=latency, stream_s=moved / rate)

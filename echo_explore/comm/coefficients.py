@@ -1,17 +1,16 @@
-"""Measured coefficients of collectives by scale-up fabric and network kind, and the file that holds them."""
+"""What the collective model knows of a scale-up fabric and of a kind of network: constants fitted to measured times."""
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-from echo_explore.core import MissingCalibration, SpecError, parse_quantity
-from echo_explore.core.home import find_data_file
+from echo_explore.core import MissingCalibration
 from echo_explore.specs import ClusterSpec
 
 PROTOCOLS: Final = ("LL", "LL128", "Simple")
 """NCCL's protocols, in the order of every triple below: flags in 8-byte words, flags in 128-byte lines, fences."""
+PAIR_PROTOCOLS: Final = ("LL", "Simple")
+"""The protocols of sends, in the order of every pair below [NCCL 2.18 src/enqueue.cc, 2023]."""
 SIZE_BANDS_BYTES: Final = (256.0 * 1024, 16.0 * 1024 * 1024)
 """Message sizes that part the three bands of `sigma_log`: latency, protocol change, bandwidth."""
 DEFAULT: Final = "default"
@@ -20,35 +19,113 @@ Pair = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TunerWeights:
+    """How NCCL's tuner misjudges: it takes the least of latency * own latency + stream * own transfer time.
+
+    1 everywhere is a tuner that knows the true times. The weights are what reproduces the sizes at which measured
+    curves jump from one protocol or algorithm to the next.
+
+    Attributes:
+        latency: on latencies, by protocol.
+        stream: on transfer times, by protocol.
+    """
+
+    latency: Triple = (1.0, 1.0, 1.0)
+    stream: Triple = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingCosts:
+    """Rings and chains of one collective inside a scale-up domain; triples by protocol.
+
+    Attributes:
+        launch_s: launch and set-up.
+        hop_factor: time of one step between neighbours over NodeSpec.link_latency_s.
+        efficiency: share of the link that carries data.
+        hidden_fraction: share of the launch time during which bytes already move: small messages use more channels as
+            they grow and take no longer.
+        local_efficiency: rate at which a rank handles its own share, over the link bandwidth.
+        byte_slowdown: factor on transfer times of 8-bit elements that are reduced.
+        tuner: what NCCL believes of the three protocols.
+    """
+
+    launch_s: Triple
+    hop_factor: Triple
+    efficiency: Triple
+    hidden_fraction: Triple
+    local_efficiency: float
+    byte_slowdown: float = 1.0
+    tuner: TunerWeights = TunerWeights()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchCosts:
+    """Reduction in the scale-up switch (NVLS).
+
+    Attributes:
+        launch_s: launch and set-up.
+        efficiency: message bytes a second over the link bandwidth.
+        tuner_latency: weight on its latency in the tuner.
+        tuner_stream: weight on its transfer time.
+    """
+
+    launch_s: float
+    efficiency: float
+    tuner_latency: float = 1.0
+    tuner_stream: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCosts:
+    """Sends, alone or as an all-to-all; pairs by (LL, Simple).
+
+    Attributes:
+        launch_s: launch and set-up.
+        message_s: each further message of an all-to-all, beyond those that go on at once.
+        parallel_messages: messages that go on at once.
+        efficiency: share of the link that carries data.
+        hidden_fraction: as of rings.
+        local_efficiency: rate at which a rank handles its own share, over the link bandwidth.
+        ll_message_bytes: up to this size of one message NCCL uses LL, by (inside one host, over several hosts).
+        uneven_bytes: of each message, the part that suffers when the ranks are no power of two.
+    """
+
+    launch_s: Pair
+    message_s: Pair
+    efficiency: Pair
+    hidden_fraction: Pair
+    parallel_messages: float
+    local_efficiency: float
+    ll_message_bytes: Pair
+    uneven_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUpCoefficients:
     """A scale-up fabric as NCCL drives it.
 
     Attributes:
         key: name in the file; `default` where the fabric was not measured.
-        base_s: launch and set-up of a collective, by protocol.
-        hop_factor: time of one step between neighbours over NodeSpec.link_latency_s, by protocol.
-        efficiency: of the link in rings, by protocol.
-        local_efficiency: rate at which a rank handles its own share, over the link bandwidth.
-        tree_efficiency: of the link in chains of trees, for reduce and broadcast at once.
-        switch_base_s: launch and set-up with reduction in the switch (NVLS).
-        switch_efficiency: of the link with reduction in the switch.
-        pair_base_s: launch and set-up of a send, by (LL, Simple).
-        pair_message_s: each further message of an all-to-all.
-        pair_efficiency: of the link in sends and all-to-all, by (LL, Simple).
+        all_reduce, all_gather, reduce_scatter: rings of these; broadcast takes those of all-gather, reduce those of
+            reduce-scatter.
+        tree_efficiency: share of the link in chains of trees, for reduce and broadcast at once.
+        switch: reduction in the switch.
+        all_to_all: pairwise exchange.
+        send: one transfer.
+        ring_share: share of a GPU's links that rings of so many ranks use, where links are direct and rings need not
+            use them all; 1 for counts that are not named.
         sigma_log: standard deviation of the log of measured over modelled time, by size band.
     """
 
     key: str
-    base_s: Triple
-    hop_factor: Triple
-    efficiency: Triple
-    local_efficiency: float
+    all_reduce: RingCosts
+    all_gather: RingCosts
+    reduce_scatter: RingCosts
     tree_efficiency: float
-    switch_base_s: float
-    switch_efficiency: float
-    pair_base_s: Pair
-    pair_message_s: float
-    pair_efficiency: Pair
+    switch: SwitchCosts
+    all_to_all: PairCosts
+    send: PairCosts
+    ring_share: Mapping[int, float] = field(default_factory=dict)
     sigma_log: Triple
 
 
@@ -64,6 +141,8 @@ class NetworkCoefficients:
         tree_efficiency: of the cards in trees.
         pair_efficiency: of the cards in all-to-all.
         rail_efficiency: of the cards for groups with one rank a node, which use only the card next to it, and sends.
+        ring_tuner, tree_tuner: what NCCL believes of rings and trees between nodes.
+        switch_tuner: weights on (latency, transfer time) of trees over the switch's reduction (NVLS-tree).
         sigma_log: for all-reduce, by size band.
         unmeasured_sigma_log: for collectives that were not measured between nodes.
     """
@@ -76,160 +155,92 @@ class NetworkCoefficients:
     tree_efficiency: float
     pair_efficiency: float
     rail_efficiency: float
+    ring_tuner: TunerWeights = TunerWeights()
+    tree_tuner: TunerWeights = TunerWeights()
+    switch_tuner: Pair = (1.0, 1.0)
     sigma_log: Triple
     unmeasured_sigma_log: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OneShotCosts:
+    """A framework's own all-reduce kernels on one fabric; pairs by (one-shot, two-shot).
+
+    Attributes:
+        launch_s: kernel and barrier for 2 ranks.
+        rank_s: what each further rank adds.
+        efficiency: of the link.
+        eager_s: least time, for 2 ranks, of a call that is not replayed from a CUDA graph.
+        eager_rank_s: what each further rank adds to it.
+        eager_copy_efficiency: rate over the link bandwidth at which such a call copies its input to a shared buffer.
+        fallback_bytes: above this size the framework calls NCCL.
+        most_ranks: above this number too (2 where only PCIe joins the GPUs).
+        sigma_log: standard deviation of the log of measured over modelled time.
+    """
+
+    launch_s: Pair
+    rank_s: Pair
+    efficiency: Pair
+    eager_s: float
+    eager_rank_s: float
+    eager_copy_efficiency: float
+    fallback_bytes: float
+    most_ranks: int
+    sigma_log: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolConstants:
+    """What a measured time includes beside the collective: measured = max(time + launch, floor).
+
+    Attributes:
+        launch_s: launch that the tool counts and nccl-tests hides behind the previous one.
+        floor_s: least time that the tool reports.
+    """
+
+    key: str
+    launch_s: float = 0.0
+    floor_s: float = 0.0
+
+    def measured_s(self, time_s: float) -> float:
+        """What the tool reports for a collective that takes `time_s`."""
+        return max(time_s + self.launch_s, self.floor_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommCoefficients:
-    """All coefficients of one file."""
+    """All coefficients of one file.
+
+    Attributes:
+        custom: frameworks' own kernels, by `<framework>/<device calibration>`.
+        tools: by name.
+    """
 
     scale_up: Mapping[str, ScaleUpCoefficients]
     network: Mapping[str, NetworkCoefficients]
+    custom: Mapping[str, OneShotCosts] = field(default_factory=dict)
+    tools: Mapping[str, ToolConstants] = field(default_factory=dict)
 
     def scale_up_of(self, cluster: ClusterSpec) -> ScaleUpCoefficients:
-        """Those of `<link>-<architecture>`, else of `<link>`, else `default`.
+        """Those of `<link>-<device calibration>`, else of `<link>-<architecture>`, `<link>`, `default`.
 
         Raises:
             MissingCalibration: the file has none of these.
         """
-        link = cluster.node.link
-        for key in (f"{link}-{cluster.device.architecture}", link, DEFAULT):
+        link, device = cluster.node.link, cluster.device
+        for key in (f"{link}-{device.calibration}", f"{link}-{device.architecture}", link, DEFAULT):
             if key in self.scale_up:
                 return self.scale_up[key]
         raise MissingCalibration(f"scale_up.{link}: no coefficients in the comm calibration; fix: add scale_up.default")
 
     def network_of(self, cluster: ClusterSpec) -> NetworkCoefficients:
-        """Those of the fabric's kind, else `default`.
+        """Those of `<kind>-<architecture>`, else of the fabric's kind, else `default`.
 
         Raises:
-            MissingCalibration: the file has neither.
+            MissingCalibration: the file has none of these.
         """
-        for key in (cluster.fabric.kind, DEFAULT):
+        kind = cluster.fabric.kind
+        for key in (f"{kind}-{cluster.device.architecture}", kind, DEFAULT):
             if key in self.network:
                 return self.network[key]
-        raise MissingCalibration(
-            f"network.{cluster.fabric.kind}: no coefficients in the comm calibration; fix: add network.default"
-        )
-
-
-def shipped_coefficients() -> CommCoefficients:
-    """Those of the user's `comm.toml`, else of the shipped one.
-
-    Raises:
-        MissingCalibration: there is no file.
-    """
-    path = find_data_file("calibrations", "comm")
-    if path is None:
-        raise MissingCalibration("calibration = 'comm': no file comm.toml; fix: reinstall the package")
-    return load_coefficients(path)
-
-
-def load_coefficients(path: Path) -> CommCoefficients:
-    """The coefficients in a TOML file.
-
-    Raises:
-        SpecError: missing, not TOML, a table or key that is missing or wrong.
-    """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError("calibration", str(path), f"cannot be read ({error.strerror})", "check the path") from None
-    except ValueError as error:
-        raise SpecError("calibration", str(path), f"is not valid TOML: {error}", "correct that line") from None
-    if data.get("schema") != 1:
-        raise SpecError(f"{path.name}: schema", data.get("schema"), "must be 1", "write schema = 1 at the top")
-    return CommCoefficients(
-        scale_up={k: _scale_up(k, v, path.name) for k, v in _tables(data, "scale_up", path.name).items()},
-        network={k: _network(k, v, path.name) for k, v in _tables(data, "network", path.name).items()},
-    )
-
-
-def _tables(data: Mapping[str, Any], name: str, file: str) -> dict[str, Any]:
-    tables = data.get(name)
-    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
-        raise SpecError(f"{file}: {name}", tables, "must hold one table a fabric", f"add [{name}.{DEFAULT}]")
-    return tables
-
-
-class _Reader:
-    """Reads the keys of one table with its name in every error."""
-
-    def __init__(self, table: Mapping[str, Any], where: str) -> None:
-        self._table, self._where = table, where
-
-    def _get(self, key: str) -> Any:
-        if key not in self._table:
-            raise SpecError(f"{self._where}.{key}", "(missing)", "must be given", f"add {key}")
-        return self._table[key]
-
-    def seconds(self, key: str) -> float:
-        return parse_quantity(self._get(key), unit="s", field=f"{self._where}.{key}")
-
-    def number(self, key: str, *, most: float) -> float:
-        return self._checked(key, self._get(key), most)
-
-    def _checked(self, key: str, value: object, most: float) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= most:
-            raise SpecError(f"{self._where}.{key}", value, f"must be a number from 0 to {most:g}", "fit it again")
-        return float(value)
-
-    def numbers(self, key: str, *, most: float) -> Triple:
-        first, second, third = (self._checked(key, value, most) for value in self._list(key, 3))
-        return first, second, third
-
-    def number_pair(self, key: str, *, most: float) -> Pair:
-        first, second = (self._checked(key, value, most) for value in self._list(key, 2))
-        return first, second
-
-    def times(self, key: str) -> Triple:
-        first, second, third = self._times(key, 3)
-        return first, second, third
-
-    def time_pair(self, key: str) -> Pair:
-        first, second = self._times(key, 2)
-        return first, second
-
-    def _times(self, key: str, count: int) -> list[float]:
-        return [parse_quantity(v, unit="s", field=f"{self._where}.{key}") for v in self._list(key, count)]
-
-    def _list(self, key: str, count: int) -> list[object]:
-        values = self._get(key)
-        if not isinstance(values, list) or len(values) != count:
-            names = "LL, LL128, Simple" if count == len(PROTOCOLS) else "LL, Simple"
-            raise SpecError(f"{self._where}.{key}", values, f"needs {count} entries", f"give one each for {names}")
-        return values
-
-
-def _scale_up(key: str, table: Mapping[str, Any], file: str) -> ScaleUpCoefficients:
-    read = _Reader(table, f"{file}: scale_up.{key}")
-    return ScaleUpCoefficients(
-        key=key,
-        base_s=read.times("base"),
-        hop_factor=read.numbers("hop_factor", most=1e3),
-        efficiency=read.numbers("efficiency", most=1.0),
-        local_efficiency=read.number("local_efficiency", most=1e3),
-        tree_efficiency=read.number("tree_efficiency", most=1.0),
-        switch_base_s=read.seconds("switch_base"),
-        switch_efficiency=read.number("switch_efficiency", most=1.0),
-        pair_base_s=read.time_pair("pair_base"),
-        pair_message_s=read.seconds("pair_message"),
-        pair_efficiency=read.number_pair("pair_efficiency", most=1.0),
-        sigma_log=read.numbers("sigma_log", most=3.0),
-    )
-
-
-def _network(key: str, table: Mapping[str, Any], file: str) -> NetworkCoefficients:
-    read = _Reader(table, f"{file}: network.{key}")
-    return NetworkCoefficients(
-        key=key,
-        base_s=read.seconds("base"),
-        hop_factor=read.numbers("hop_factor", most=1e3),
-        protocol_efficiency=read.numbers("protocol_efficiency", most=1.0),
-        ring_efficiency=read.number("ring_efficiency", most=1.0),
-        tree_efficiency=read.number("tree_efficiency", most=1.0),
-        pair_efficiency=read.number("pair_efficiency", most=1.0),
-        rail_efficiency=read.number("rail_efficiency", most=1.0),
-        sigma_log=read.numbers("sigma_log", most=3.0),
-        unmeasured_sigma_log=read.number("unmeasured_sigma_log", most=3.0),
-    )
+        raise MissingCalibration(f"network.{kind}: no coefficients in the comm calibration; fix: add network.default")

@@ -1,88 +1,144 @@
-"""The first collective model: the fastest of NCCL's algorithms and protocols, hierarchical over nodes."""
+"""The collective model: what NCCL's tuner takes among its algorithms and protocols, hierarchical over nodes."""
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
-from echo_explore.comm.algorithms import (
-    GroupPath,
-    all_to_all_time,
-    chain_time,
-    ring_time,
-    send_time,
-    switch_time,
-    tree_time,
-)
-from echo_explore.comm.coefficients import SIZE_BANDS_BYTES, CommCoefficients, shipped_coefficients
-from echo_explore.comm.paths import ClusterLinks, cluster_links, network_share
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.comm.choice import SWITCH_DTYPES, Batch, Choice, ForcedChoice, choose, options_of
+from echo_explore.comm.coefficient_file import shipped_coefficients, user_coefficients
+from echo_explore.comm.coefficients import SIZE_BANDS_BYTES, CommCoefficients
+from echo_explore.comm.libraries import BASE, library
+from echo_explore.comm.paths import ClusterLinks, Floats, cluster_links, group_arrays
 from echo_explore.comm.request import CollectiveRequest, CollectiveTime
+from echo_explore.comm.schedule import CollectivePlan, collective_plan
 from echo_explore.core import SpecError
-from echo_explore.graph.kinds import Collective
+from echo_explore.graph.kinds import DTYPE_BYTES, Collective, DType
 from echo_explore.specs import ClusterSpec
 
-_PROTOCOLS = (0, 1, 2)
 _BARRIER_BYTES = 4.0
 """A barrier is an all-reduce of one element [torch 2.13 ProcessGroupNCCL.cpp, 2026-11-30]."""
-_SWITCH_RANKS = 3
-"""Ranks in a node from which NCCL uses the switch's reduction; two exchange directly [NCCL 2.27 nvls.cc, 2025]."""
+_MOST_PRICES = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalModel:
-    """Prices a collective as the least over algorithms and protocols, which is what NCCL's tuner aims at.
+    """Prices a collective as the algorithm and protocol that NCCL's tuner takes, right or wrong.
 
-    Approximation: the real tuner errs, mostly from 1 to 16 MB, so that times there are under-estimated. The element
-    type is not known here: reduction in the switch is assumed, which 8-bit integers do not have.
+    A price may therefore fall as a message grows, where the tuner changes to a faster algorithm too late; for a forced
+    algorithm and protocol it never does.
 
     Attributes:
         coefficients: see `scripts/fit_collectives.py`.
+        forced: what NCCL_ALGO and NCCL_PROTO say.
+        library: name in LIBRARIES.
     """
 
     reference: ClassVar[str] = (
-        "Ring, double binary tree and in-switch reduction over LL, LL128 and Simple; NCCL 2.18 tuning.cc (2023)"
+        "Rings, trees, CollNet, NVLS, PAT and direct exchange over LL, LL128 and Simple; NCCL 2.18 tuning.cc (2023)"
     )
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     coefficients: CommCoefficients
+    forced: ForcedChoice = field(default_factory=ForcedChoice)
+    library: str = BASE
     _links: dict[int, tuple[ClusterSpec, ClusterLinks]] = field(default_factory=dict, repr=False, compare=False)
+    _prices: dict[tuple[int, CollectiveRequest], CollectiveTime] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def shipped(cls) -> "HierarchicalModel":
         """The model with the coefficients of `comm.toml`."""
         return cls(coefficients=shipped_coefficients())
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"coefficients": self.coefficients}
+    @classmethod
+    def from_file(cls, path: Path) -> "HierarchicalModel":
+        """The same with what a calibration file has under `[comm]` over them."""
+        return cls(coefficients=user_coefficients(path))
 
-    def __setstate__(self, state: dict[str, CommCoefficients]) -> None:
-        object.__setattr__(self, "coefficients", state["coefficients"])
-        object.__setattr__(self, "_links", {})
+    def __getstate__(self) -> dict[str, object]:
+        return {"coefficients": self.coefficients, "forced": self.forced, "library": self.library}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in {**state, "_links": {}, "_prices": {}}.items():
+            object.__setattr__(self, name, value)
 
     def collective_time(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectiveTime:
         """Seconds of one collective alone, and how sure they are; 0 s for one rank.
 
         Raises:
-            SpecError: a negative or non-finite size, or Collective.NONE.
+            SpecError: a negative or non-finite size, Collective.NONE, or a forced algorithm that does not exist here.
             PlacementError: the group spans nodes that have no network card.
             MissingCalibration: the calibration has neither this fabric nor a default.
         """
-        size, group = request.message_bytes, request.group
-        if not 0 <= size < math.inf:
-            raise SpecError("message_bytes", size, "must be finite and not negative", "correct the request")
-        if group.num_ranks == 1:
-            return CollectiveTime(time_s=0.0, sigma_log=0.0)
         links = self.links_of(cluster)
-        share = network_share(group, links) if group.num_nodes > 1 else math.inf
-        path = GroupPath(group=group, links=links, network_bytes_per_s=share)
-        time_s = min(algorithm_times(request.collective, path, size).values())
-        return CollectiveTime(time_s=time_s, sigma_log=_sigma_log(request.collective, path, size))
+        key = (id(links), request)
+        found = self._prices.get(key)
+        if found is None:
+            time_s = self._choice(request, links).time_s[0] if request.group.num_ranks > 1 else 0.0
+            found = CollectiveTime(time_s=float(time_s), sigma_log=_sigma_log(request, links))
+            if len(self._prices) >= _MOST_PRICES:
+                self._prices.clear()
+            self._prices[key] = found
+        return found
+
+    def collective_times(
+        self,
+        kind: Collective,
+        message_bytes: npt.ArrayLike,
+        cluster: ClusterSpec,
+        *,
+        num_ranks: npt.ArrayLike,
+        ranks_per_node: npt.ArrayLike,
+        groups_per_node: npt.ArrayLike = 1,
+        dtype: DType = DType.NONE,
+    ) -> Floats:
+        """Seconds of many collectives of one kind, as columns that broadcast: (num_collectives,).
+
+        Raises:
+            As `collective_time`.
+        """
+        columns = np.broadcast_arrays(
+            *(np.atleast_1d(np.asarray(v, float)) for v in (message_bytes, num_ranks, ranks_per_node, groups_per_node))
+        )
+        batch = make_batch(self.links_of(cluster), *columns, dtype=dtype)
+        return np.where(columns[1] > 1, self.choice_of(kind, batch, self.links_of(cluster)).time_s, 0.0)
+
+    def choice_of(self, kind: Collective, batch: Batch, links: ClusterLinks) -> Choice:
+        """What runs for each collective of a batch, and its time."""
+        able = library(self.library)
+        return choose(options_of(kind, batch, links, able.able), self.forced)
+
+    def plan(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectivePlan:
+        """Algorithm, protocol, channels (SMs), chunks and slices of one collective."""
+        choice = self._choice(request, self.links_of(cluster))
+        option = choice.options[int(choice.index[0])]
+        group = request.group
+        return collective_plan(
+            option.algorithm,
+            option.protocol,
+            request.message_bytes,
+            num_ranks=group.num_ranks,
+            num_nodes=group.num_nodes,
+            architecture=cluster.device.architecture,
+        )
 
     def chosen_algorithm(self, request: CollectiveRequest, cluster: ClusterSpec) -> str:
-        """The name of the algorithm and protocol that the price is of."""
+        """The name of the algorithm and protocol that the price is of, such as ring/LL128."""
+        choice = self._choice(request, self.links_of(cluster))
+        return choice.options[int(choice.index[0])].name
+
+    def algorithm_times(self, request: CollectiveRequest, cluster: ClusterSpec) -> dict[str, float]:
+        """Seconds by algorithm and protocol, of those that exist for this collective and group."""
         links = self.links_of(cluster)
-        share = network_share(request.group, links) if request.group.num_nodes > 1 else math.inf
-        path = GroupPath(group=request.group, links=links, network_bytes_per_s=share)
-        times = algorithm_times(request.collective, path, request.message_bytes)
-        return min(times, key=times.__getitem__)
+        options = options_of(request.collective, _batch_of(request, links), links, library(self.library).able)
+        return {o.name: float(o.time.time_s[0]) for o in options if np.isfinite(o.believed_s[0])}
+
+    def _choice(self, request: CollectiveRequest, links: ClusterLinks) -> Choice:
+        return self.choice_of(request.collective, _batch_of(request, links), links)
 
     def links_of(self, cluster: ClusterSpec) -> ClusterLinks:
         """The links of a cluster, kept for the next call."""
@@ -90,48 +146,66 @@ class HierarchicalModel:
         if found is None or found[0] is not cluster:
             if len(self._links) >= 64:
                 self._links.clear()
+                self._prices.clear()
             found = (cluster, cluster_links(cluster, self.coefficients))
             self._links[id(cluster)] = found
         return found[1]
 
 
-def algorithm_times(collective: Collective, path: GroupPath, message_bytes: float) -> dict[str, float]:
-    """Seconds by algorithm and protocol.
+def make_batch(
+    links: ClusterLinks,
+    message_bytes: Floats,
+    num_ranks: Floats,
+    ranks_per_node: Floats,
+    groups_per_node: Floats,
+    *,
+    dtype: DType = DType.NONE,
+) -> Batch:
+    """Collectives of one element type as columns.
 
     Raises:
-        SpecError: Collective.NONE.
+        SpecError: a negative or non-finite size.
+        PlacementError: a group spans nodes that have no network card.
     """
-    match collective:
-        case Collective.ALL_REDUCE:
-            return _all_reduce_times(path, message_bytes)
-        case Collective.BARRIER:
-            return _all_reduce_times(path, _BARRIER_BYTES)
-        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
-            return {f"ring/{p}": ring_time(path, message_bytes, rounds=1, protocol=p) for p in _PROTOCOLS}
-        case Collective.BROADCAST | Collective.REDUCE:
-            return {f"chain/{p}": chain_time(path, message_bytes, protocol=p) for p in _PROTOCOLS}
-        case Collective.ALL_TO_ALL:
-            return {f"pairwise/{2 * p}": all_to_all_time(path, message_bytes, simple=p) for p in (0, 1)}
-        case Collective.SEND | Collective.RECV:
-            return {f"send/{2 * p}": send_time(path, message_bytes, simple=p) for p in (0, 1)}
-    raise SpecError("collective", collective.name, "is not a communication", "give a kind of collective")
+    wrong = ~((message_bytes >= 0) & (message_bytes < math.inf))
+    if wrong.any():
+        value = float(message_bytes[wrong][0])
+        raise SpecError("message_bytes", value, "must be finite and not negative", "correct the request")
+    count = len(message_bytes)
+    return Batch(
+        groups=group_arrays(links, num_ranks, ranks_per_node, groups_per_node),
+        size=message_bytes,
+        switched=np.full(count, dtype in SWITCH_DTYPES),
+        narrow=np.full(count, 0 < DTYPE_BYTES[dtype] <= 1),
+        imbalance=np.ones(count),
+    )
 
 
-def _all_reduce_times(path: GroupPath, message_bytes: float) -> dict[str, float]:
-    times = {f"ring/{p}": ring_time(path, message_bytes, rounds=2, protocol=p) for p in _PROTOCOLS}
-    if path.crosses:
-        times |= {f"tree/{p}": tree_time(path, message_bytes, protocol=p) for p in _PROTOCOLS}
-    if path.links.has_switch_reduction and path.group.ranks_per_node >= _SWITCH_RANKS:
-        times["switch"] = switch_time(path, message_bytes)
-    return times
+def _batch_of(request: CollectiveRequest, links: ClusterLinks) -> Batch:
+    size = _BARRIER_BYTES if request.collective == Collective.BARRIER else float(request.message_bytes)
+    group = request.group
+    if not request.imbalance >= 1:
+        raise SpecError("imbalance", request.imbalance, "must be at least 1", "correct the request")
+    columns = (np.array([v], dtype=float) for v in (size, group.num_ranks, group.ranks_per_node, group.groups_per_node))
+    batch = make_batch(links, *columns, dtype=request.dtype)
+    return Batch(
+        groups=batch.groups,
+        size=batch.size,
+        switched=batch.switched,
+        narrow=batch.narrow,
+        imbalance=np.array([request.imbalance]),
+    )
 
 
-def _sigma_log(collective: Collective, path: GroupPath, message_bytes: float) -> float:
+def _sigma_log(request: CollectiveRequest, links: ClusterLinks) -> float:
     """Residual spread of the level that was calibrated; wider for collectives not measured between nodes."""
-    band = (message_bytes >= SIZE_BANDS_BYTES[0]) + (message_bytes >= SIZE_BANDS_BYTES[1])
-    if not path.crosses:
-        return path.links.scale_up.sigma_log[band]
-    network = path.links.network
-    if collective in (Collective.ALL_REDUCE, Collective.BARRIER):
+    size, group = request.message_bytes, request.group
+    if group.num_ranks == 1:
+        return 0.0
+    band = int(size >= SIZE_BANDS_BYTES[0]) + int(size >= SIZE_BANDS_BYTES[1])
+    if group.num_nodes == 1:
+        return links.scale_up.sigma_log[band]
+    network = links.network
+    if request.collective in (Collective.ALL_REDUCE, Collective.BARRIER):
         return network.sigma_log[band]
     return max(network.sigma_log[band], network.unmeasured_sigma_log)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_explore.comm import HierarchicalModel
+from echo_explore.comm.coefficient_file import has_comm_tables, has_compute_tables
 from echo_explore.compute import RooflineModel
 from echo_explore.core.hashing import file_hash
 from echo_explore.core.home import find_data_file
@@ -29,11 +30,12 @@ def default_simulator(
         calibration: a calibration file whose coefficients replace the shipped ones.
         allow_fallback: price a device that the calibration does not name from its specification alone.
     """
-    if calibration:
+    comm_only = calibration is not None and has_comm_tables(calibration) and not has_compute_tables(calibration)
+    if calibration and not comm_only:
         compute = RooflineModel.from_file(calibration, allow_fallback=allow_fallback)
     else:
         compute = RooflineModel.shipped(allow_fallback=allow_fallback)
-    collective = HierarchicalModel.shipped()
+    collective = HierarchicalModel.from_file(calibration) if calibration else HierarchicalModel.shipped()
     return Simulator(
         tracer=tracer,
         compute=compute,

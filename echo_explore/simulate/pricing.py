@@ -3,7 +3,7 @@
 import numpy as np
 
 from echo_explore.comm import CollectiveRequest
-from echo_explore.graph import Axis, Collective, ExecutionGraph, OpClass, OpKind, TimedGraph
+from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, TimedGraph
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
@@ -34,13 +34,16 @@ class Pricer:
         rows = np.flatnonzero(graph.kind == OpKind.COLLECTIVE)
         for row in rows.tolist():
             axis, kind = Axis(int(graph.axis[row])), Collective(int(graph.collective[row]))
-            time_s[row], sigma_log[row] = self.collective(axis, kind, float(graph.message_bytes[row]))
+            dtype = DType(int(graph.dtype[row]))
+            time_s[row], sigma_log[row] = self.collective(axis, kind, float(graph.message_bytes[row]), dtype)
         return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log)
 
-    def collective(self, axis: Axis, kind: Collective, message_bytes: float) -> tuple[float, float]:
+    def collective(
+        self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE
+    ) -> tuple[float, float]:
         """Seconds of a collective over the group of `axis` alone, and the standard deviation of their log."""
         shape = group_shape(axis, self._candidate.layout, self._candidate.cluster)
-        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape)
+        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
 

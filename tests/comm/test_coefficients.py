@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from echo_explore.comm import load_coefficients
-from echo_explore.comm.coefficients import shipped_coefficients
+from echo_explore.comm.coefficient_file import has_comm_tables, shipped_coefficients, user_coefficients
 from echo_explore.core import SpecError, UnitError
 from echo_explore.core.home import find_data_file
 from echo_explore.specs import load_cluster
@@ -30,12 +30,13 @@ def test_fabrics_have_their_own_coefficients_or_the_default() -> None:
         for n in ("a100-80gb-hdr", "h800-ndr", "gb200-nvl72", "mi300x-roce")
     }
     assert keys == {
-        "a100-80gb-hdr": "nvswitch-ampere",
+        "a100-80gb-hdr": "nvswitch-a100-sxm4-80gb",
         "h800-ndr": "nvswitch-hopper",
-        "gb200-nvl72": "nvswitch-blackwell",
+        "gb200-nvl72": "nvswitch-gb200",
         "mi300x-roce": "default",
     }
-    assert coefficients.network_of(load_cluster("h100-p5-efa")).key == "efa"
+    assert coefficients.network_of(load_cluster("h100-p5-efa")).key == "efa-hopper"
+    assert coefficients.network_of(load_cluster("b200-ndr")).key == "infiniband"
     assert coefficients.network_of(load_cluster("mi300x-roce")).key == "default"
 
 
@@ -49,12 +50,13 @@ def test_every_table_says_where_it_comes_from() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
-        ("schema = 1", "schema = 2", SpecError, "schema = 2: must be 1"),
-        ("switch_base = ", "switch_bass = ", SpecError, r"nvswitch-ampere.switch_base = .*must be given"),
+        ("schema = 2", "schema = 1", SpecError, "schema = 1: must be 2"),
+        ("local_efficiency = ", "local_effort = ", SpecError, r"local_efficiency = .*must be given"),
         ("tree_efficiency = 0", "tree_efficiency = 7", SpecError, "tree_efficiency = 7.*from 0 to 1"),
-        ('switch_base = "20 us"', "switch_base = 20", UnitError, "a bare number has no unit"),
-        ('base = ["', 'base = ["1 us", "', SpecError, r"nvswitch-ampere.base = .*needs 3 entries"),
+        ('base = "', 'base = 20 # "', UnitError, "a bare number has no unit"),
+        ('launch = ["', 'launch = ["1 us", "', SpecError, r"launch = .*needs 3 entries"),
         ("[scale_up.default]", "[scale_up", SpecError, "is not valid TOML"),
+        ('same_as = "', 'same_as = "no-', SpecError, "names no table with values"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, old: str, new: str, error: type[SpecError], message: str) -> None:
@@ -70,6 +72,24 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "comm.toml"
-    path.write_text("schema = 1\n")
+    path.write_text("schema = 2\n")
     with pytest.raises(SpecError, match="must hold one table a fabric"):
         load_coefficients(path)
+
+
+def test_a_users_file_lies_over_the_shipped_one_table_by_table(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = shipped_text()
+    start = text.index("[network.default]")
+    table = text[start : text.index("\n\n", start)].replace("[network.", "[comm.network.")
+    path.write_text(
+        "schema = 1\n[comm]\nschema = 2\n" + table.replace("rail_efficiency = ", "rail_efficiency = 0.5 # ")
+    )
+    assert has_comm_tables(path)
+    own, shipped = user_coefficients(path), shipped_coefficients()
+    assert own.network["default"].rail_efficiency == 0.5
+    assert own.network["efa"] == shipped.network["efa"]
+    assert own.scale_up == shipped.scale_up
+    path.write_text("schema = 1\ncomm = 3\n")
+    with pytest.raises(SpecError, match="comm = 3: must be a table"):
+        user_coefficients(path)

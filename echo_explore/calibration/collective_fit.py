@@ -1,0 +1,317 @@
+"""Fits of collectives' coefficients to measured times.
+
+The model's time is that of the option with the least believed time: a step function of the tuner's weights. The fit
+replaces the least by a mean weighted by exp(-log(believed) / T) and lowers the temperature T in rounds, from several
+starts; what counts at the end is the error of the hard choice. The loss is the soft absolute error of the log, so that
+outliers (cold starts) do not pull, and a weak prior holds what the data do not show.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.calibration import collective_vectors as vectors
+from echo_explore.comm.choice import Batch, Capabilities, ll_limit_bytes, options_of
+from echo_explore.comm.coefficients import (
+    SIZE_BANDS_BYTES,
+    NetworkCoefficients,
+    OneShotCosts,
+    ScaleUpCoefficients,
+    Triple,
+)
+from echo_explore.comm.custom import custom_all_reduce_s
+from echo_explore.comm.paths import ClusterLinks, Floats, group_arrays
+from echo_explore.graph.kinds import Collective
+
+_TEMPERATURES = ((0.3, 12), (0.1, 20), (0.03, 20), (0.01, 12))
+"""Temperatures and evaluations of a round."""
+_PRIOR = 0.015
+_STRAYING = 1e-3
+"""Error that a mean square of 1 in the logs of the parameters is worth, when starts are compared."""
+_SCATTER = 0.5
+"""Standard deviation of the logs of the further starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Measured collectives of one kind as columns.
+
+    Attributes:
+        narrow: 8-bit elements.
+        launch_s, floor_s: what the tool adds: see ToolConstants.
+        time_s: measured.
+        weight: rows that a sample stands for.
+    """
+
+    kind: Collective
+    num_ranks: Floats
+    ranks_per_node: Floats
+    size: Floats
+    narrow: npt.NDArray[np.bool_]
+    launch_s: Floats
+    floor_s: Floats
+    time_s: Floats
+    weight: Floats
+
+    def batch(self, links: ClusterLinks) -> Batch:
+        """The same as the model takes it."""
+        ones = np.ones_like(self.size)
+        return Batch(
+            groups=group_arrays(links, self.num_ranks, self.ranks_per_node, ones),
+            size=self.size,
+            switched=~self.narrow,
+            narrow=self.narrow,
+            imbalance=ones,
+        )
+
+
+def modelled_log_s(samples: Samples, links: ClusterLinks, temperature: float, able: Capabilities) -> Floats:
+    """Log of the seconds that the tool would report; temperature 0 is the hard choice."""
+    options = options_of(samples.kind, samples.batch(links), links, able)
+    times = np.array([np.maximum(o.time.time_s + samples.launch_s, samples.floor_s) for o in options])
+    log_times: Floats = np.log(times)
+    if samples.kind in (Collective.ALL_TO_ALL, Collective.SEND):
+        return _by_size(samples, links, log_times, temperature)
+    believed = np.array([o.believed_s for o in options])
+    if temperature == 0:
+        picked: Floats = log_times[believed.argmin(axis=0), np.arange(believed.shape[1])]
+        return picked
+    finite = np.where(np.isfinite(believed), np.log(np.where(np.isfinite(believed), believed, 1.0)), 1e3)
+    weight = np.exp(-(finite - finite.min(axis=0)) / temperature)
+    mean: Floats = (weight * log_times).sum(axis=0) / weight.sum(axis=0)
+    return mean
+
+
+def _by_size(samples: Samples, links: ClusterLinks, log_times: Floats, temperature: float) -> Floats:
+    """LL below the size of a message, Simple above."""
+    exchanges = samples.kind == Collective.ALL_TO_ALL
+    costs = links.scale_up.all_to_all if exchanges else links.scale_up.send
+    message = samples.size / samples.num_ranks if exchanges else samples.size
+    above = np.log(np.maximum(message, 1e-9) / ll_limit_bytes(samples.batch(links).groups, links, costs))
+    if temperature == 0:
+        hard: Floats = np.where(above <= 0, log_times[0], log_times[1])
+        return hard
+    share: Floats = 1.0 / (1.0 + np.exp(-np.clip(above / (3 * temperature), -50, 50)))
+    mixed: Floats = (1 - share) * log_times[0] + share * log_times[1]
+    return mixed
+
+
+def errors(samples: Samples, links: ClusterLinks, able: Capabilities) -> Floats:
+    """Log of modelled over measured time, by sample."""
+    return modelled_log_s(samples, links, 0.0, able) - np.log(samples.time_s)
+
+
+def _fit(
+    parts: Sequence[tuple[Samples, Capabilities]],
+    links_from: Callable[[Floats], ClusterLinks],
+    start: Floats,
+    *,
+    num_starts: int,
+    seed: int = 0,
+) -> Floats:
+    """The vector with the least mean absolute error."""
+    from scipy.optimize import least_squares
+
+    weights = np.concatenate([np.sqrt(samples.weight) for samples, _ in parts])
+    weights /= np.sqrt(np.mean(weights**2))
+
+    def residuals(x: Floats, temperature: float) -> Floats:
+        links = links_from(x)
+        return np.concatenate([modelled_log_s(s, links, temperature, able) - np.log(s.time_s) for s, able in parts])
+
+    def cost(x: Floats) -> float:
+        error = float(np.average(np.abs(np.expm1(residuals(x, 0.0))), weights=weights**2))
+        return error + _STRAYING * float(np.mean((x - start) ** 2))
+
+    rng = np.random.default_rng(seed)
+    best, best_cost = start, cost(start)
+    for number in range(num_starts):
+        x = start + (rng.normal(0.0, _SCATTER, len(start)) if number else 0.0)
+        for temperature, evaluations in _TEMPERATURES:
+
+            def pulled(x: Floats, temperature: float = temperature) -> Floats:
+                return np.concatenate([weights * residuals(x, temperature), _PRIOR * (x - start)])
+
+            x = least_squares(pulled, x, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=evaluations).x
+            now = cost(x)
+            if now < best_cost:
+                best, best_cost = x, now
+    return best
+
+
+def fit_scale_up(
+    samples: Sequence[tuple[Samples, Capabilities]],
+    links: ClusterLinks,
+    *,
+    num_starts: int = 4,
+) -> ScaleUpCoefficients:
+    """The coefficients of a fabric with those of the measured kinds fitted; others stay as `links` has them.
+
+    Args:
+        samples: inside one domain, with what the library can run.
+        links: of the machine, with the coefficients to start from.
+        num_starts: starts of each fit.
+    """
+    own = links.scale_up
+    for kind in sorted({s.kind for s, _ in samples}):
+        part = [(s, able) for s, able in samples if s.kind == kind]
+        own = _fit_kind(kind, part, replace(links, scale_up=own), num_starts)
+    return own
+
+
+def _fit_kind(
+    kind: Collective, part: Sequence[tuple[Samples, Capabilities]], links: ClusterLinks, num_starts: int
+) -> ScaleUpCoefficients:
+    own = links.scale_up
+    if kind in (Collective.ALL_TO_ALL, Collective.SEND):
+        name = "all_to_all" if kind == Collective.ALL_TO_ALL else "send"
+
+        def with_pairs(x: Floats) -> ScaleUpCoefficients:
+            pairs = vectors.pair_from(x)
+            return replace(own, all_to_all=pairs) if name == "all_to_all" else replace(own, send=pairs)
+
+        start = vectors.pair_vector(own.all_to_all if name == "all_to_all" else own.send)
+        return with_pairs(_fit(part, lambda x: replace(links, scale_up=with_pairs(x)), start, num_starts=num_starts))
+    names = {
+        Collective.ALL_REDUCE: "all_reduce",
+        Collective.ALL_GATHER: "all_gather",
+        Collective.REDUCE_SCATTER: "reduce_scatter",
+    }
+    switched = kind == Collective.ALL_REDUCE and links.has_switch_reduction
+
+    def with_rings(x: Floats) -> ScaleUpCoefficients:
+        rings = vectors.ring_from(x)
+        if kind == Collective.ALL_REDUCE:
+            switch = vectors.switch_from(x[18:]) if switched else own.switch
+            return replace(own, all_reduce=rings, switch=switch)
+        return replace(own, all_gather=rings) if kind == Collective.ALL_GATHER else replace(own, reduce_scatter=rings)
+
+    start = vectors.ring_vector(getattr(own, names[kind]))
+    if switched:
+        start = np.concatenate([start, vectors.switch_vector(own.switch)])
+    return with_rings(_fit(part, lambda x: replace(links, scale_up=with_rings(x)), start, num_starts=num_starts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFit:
+    """Coefficients of a network, and of the chains of trees inside its nodes."""
+
+    network: NetworkCoefficients
+    tree_efficiency: float
+
+
+def fit_network(
+    samples: Sequence[tuple[Samples, Capabilities]],
+    links: ClusterLinks,
+    *,
+    num_starts: int = 4,
+    hold_tree: bool = False,
+) -> NetworkFit:
+    """Coefficients of a network from collectives over several nodes, those inside a node held.
+
+    Sends between nodes, where there are any, give `rail_efficiency`, all-to-alls
+    `pair_efficiency`. `hold_tree` keeps the chains inside nodes too.
+    """
+    measured = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    reduces = [(s, able) for s, able in samples if s.kind in measured]
+    network, tree = links.network, links.scale_up.tree_efficiency
+
+    def linked(x: Floats) -> ClusterLinks:
+        efficiency = tree if hold_tree else vectors.tree_efficiency_from(x)
+        scale_up = replace(links.scale_up, tree_efficiency=efficiency)
+        return replace(links, scale_up=scale_up, network=vectors.network_from(x, network))
+
+    if reduces:
+        x = _fit(reduces, linked, vectors.network_vector(network, tree), num_starts=num_starts)
+        network, tree = vectors.network_from(x, network), tree if hold_tree else vectors.tree_efficiency_from(x)
+    exchanges = [(s, able) for s, able in samples if s.kind == Collective.ALL_TO_ALL]
+    if exchanges:
+        so_far = replace(links, network=network)
+
+        def paired(x: Floats) -> ClusterLinks:
+            return replace(so_far, network=replace(so_far.network, pair_efficiency=float(min(np.exp(x[0]), 1.0))))
+
+        network = paired(_fit(exchanges, paired, np.log([network.pair_efficiency]), num_starts=1)).network
+    sends = [(s, able) for s, able in samples if s.kind == Collective.SEND]
+    if sends:
+        held = replace(links, network=network)
+
+        def railed(x: Floats) -> ClusterLinks:
+            rail = float(min(np.exp(x[0]), 1.0))
+            other = replace(network, rail_efficiency=rail)
+            if not reduces:
+                hop = float(np.exp(x[1]))
+                other = replace(other, hop_factor=(hop, hop, hop))
+            return replace(held, network=other)
+
+        start = np.log([network.rail_efficiency, network.hop_factor[0]][: 1 if reduces else 2])
+        network = railed(_fit(sends, railed, start, num_starts=2)).network
+    return NetworkFit(network=network, tree_efficiency=tree)
+
+
+def spread(found: Floats, sizes: Floats, weights: Floats) -> Triple:
+    """Root mean square of log errors by size band; a band with under 5 samples takes that of all."""
+    bands = (sizes >= SIZE_BANDS_BYTES[0]).astype(int) + (sizes >= SIZE_BANDS_BYTES[1])
+    values = []
+    for band in range(3):
+        part = bands == band if (bands == band).sum() >= 5 else np.ones(len(bands), dtype=bool)
+        values.append(round(float(np.sqrt(np.average(found[part] ** 2, weights=weights[part]))), 3))
+    return values[0], values[1], values[2]
+
+
+_START_CUSTOM = OneShotCosts(
+    launch_s=(4e-6, 6e-6),
+    rank_s=(0.2e-6, 0.2e-6),
+    efficiency=(0.6, 0.5),
+    eager_s=20e-6,
+    eager_rank_s=1e-6,
+    eager_copy_efficiency=2.0,
+    fallback_bytes=2.0**23,
+    most_ranks=64,
+    sigma_log=0.15,
+)
+
+
+def fit_custom(
+    num_ranks: Floats,
+    size: Floats,
+    eager: npt.NDArray[np.bool_],
+    time_s: Floats,
+    nccl_s: Floats,
+    *,
+    link_bytes_per_s: float,
+    most_ranks: int,
+) -> OneShotCosts:
+    """The constants of a framework's own kernels on one fabric, from eager and replayed calls."""
+    found = [
+        _fit_custom_below(
+            replace(_START_CUSTOM, fallback_bytes=1.5 * 2.0**power, most_ranks=most_ranks),
+            lambda costs: custom_all_reduce_s(
+                num_ranks, size, nccl_s, link_bytes_per_s=link_bytes_per_s, costs=costs, eager=eager
+            ),
+            time_s,
+        )
+        for power in range(18, 32)
+    ]
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _fit_custom_below(
+    start: OneShotCosts, modelled: Callable[[OneShotCosts], Floats], time_s: Floats
+) -> tuple[float, OneShotCosts]:
+    """Mean absolute error and constants, with the size at which NCCL takes over held."""
+    from scipy.optimize import least_squares
+
+    origin = vectors.custom_vector(start)
+
+    def residuals(x: Floats) -> Floats:
+        ratio = modelled(vectors.custom_from(x, start)) / time_s
+        return np.concatenate([np.log(ratio), _PRIOR * (x - origin)])
+
+    x = least_squares(residuals, origin, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=40).x
+    costs = vectors.custom_from(x, start)
+    ratio = modelled(costs) / time_s
+    sigma = float(np.sqrt(np.mean(np.log(ratio) ** 2)))
+    return float(np.mean(np.abs(ratio - 1))), replace(costs, sigma_log=round(sigma, 3))

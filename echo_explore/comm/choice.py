@@ -1,0 +1,247 @@
+"""What NCCL could run for a collective, and what its tuner takes.
+
+NCCL's tuner compares its own estimates, latency plus size over bandwidth, for every algorithm and protocol, and errs:
+measured curves jump where it changes too late or too early. Here its estimate is the true latency and transfer time,
+each times a fitted weight (`TunerWeights`), so that a price is that of the algorithm NCCL takes, not of the best one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_explore.comm import algorithms as forms
+from echo_explore.comm.algorithms import AlgorithmTime
+from echo_explore.comm.coefficients import PAIR_PROTOCOLS, PROTOCOLS, PairCosts, RingCosts, TunerWeights
+from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
+from echo_explore.core import SpecError
+from echo_explore.graph.kinds import Collective, DType
+
+ALGORITHMS: Final = ("ring", "tree", "chain", "collnet", "nvls", "nvls-tree", "pat", "direct")
+"""Names as `forced_choice` takes them; NCCL_ALGO spells them Ring, Tree, CollNet, NVLS, NVLSTree, PAT."""
+SWITCH_DTYPES: Final = frozenset(
+    {DType.NONE, DType.FP64, DType.FP32, DType.TF32, DType.BF16, DType.FP16, DType.INT64, DType.INT32}
+)
+"""Types that the switch reduces [NCCL 2.27 src/include/device.h, ncclNvlsSupported, 2025]; unknown is taken as one."""
+_SWITCH_RANKS = 3
+"""Ranks in a node from which NCCL uses the switch's reduction; two exchange directly [NCCL 2.27 nvls.cc, 2025]."""
+_ROUNDS = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Collectives of one kind on one cluster, as columns of equal length.
+
+    Attributes:
+        switched: the element type is one that switches reduce.
+        narrow: elements of 8 bits.
+        imbalance: of all-to-alls.
+    """
+
+    groups: GroupArrays
+    size: Floats
+    switched: npt.NDArray[np.bool_]
+    narrow: npt.NDArray[np.bool_]
+    imbalance: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a library can run.
+
+    Attributes:
+        nvls: reduction in the scale-up switch (NCCL 2.17).
+        nvls_tree: the same with trees between nodes (NCCL 2.18).
+        pat: parallel aggregated trees (NCCL 2.23).
+        ll128: the LL128 protocol (not on every fabric of RCCL).
+    """
+
+    nvls: bool = True
+    nvls_tree: bool = True
+    pat: bool = True
+    ll128: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForcedChoice:
+    """What NCCL_ALGO and NCCL_PROTO do: leave only these; None leaves all.
+
+    Raises:
+        SpecError: a name that is not known.
+    """
+
+    algorithm: str | None = None
+    protocol: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        if self.algorithm is not None and self.algorithm not in ALGORITHMS:
+            raise SpecError("algorithm", self.algorithm, f"must be one of {', '.join(ALGORITHMS)}", "correct the name")
+        if self.protocol is not None and self.protocol not in PROTOCOLS:
+            raise SpecError("protocol", self.protocol, f"must be one of {', '.join(PROTOCOLS)}", "correct the name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One algorithm under one protocol, for every collective of a batch.
+
+    Attributes:
+        believed_s: the tuner's estimate; infinite where the option does not apply.
+    """
+
+    algorithm: str
+    protocol: str
+    time: AlgorithmTime
+    believed_s: Floats
+
+    @property
+    def name(self) -> str:
+        """Such as ring/LL128."""
+        return f"{self.algorithm}/{self.protocol}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What runs, for every collective of a batch.
+
+    Attributes:
+        time_s: its seconds.
+        index: which of `options`.
+    """
+
+    time_s: Floats
+    index: npt.NDArray[np.intp]
+    options: tuple[Option, ...]
+
+
+def choose(options: Sequence[Option], forced: ForcedChoice) -> Choice:
+    """The option with the least believed time among those that are left.
+
+    Raises:
+        SpecError: what is forced does not exist for one of these collectives.
+    """
+    left = [o for o in options if forced.algorithm in (None, o.algorithm) and forced.protocol in (None, o.protocol)]
+    believed = np.array([o.believed_s for o in left]) if left else np.full((1, 1), np.inf)
+    if not np.isfinite(believed.min(axis=0)).all():
+        given = f"{forced.algorithm or 'any algorithm'}/{forced.protocol or 'any protocol'}"
+        names = ", ".join(dict.fromkeys(o.name for o in options if np.isfinite(o.believed_s).any()))
+        raise SpecError("choice", given, f"does not exist for this collective and group, which has {names}", "name one")
+    index = believed.argmin(axis=0)
+    times = np.array([o.time.time_s for o in left])
+    return Choice(time_s=times[index, np.arange(len(index))], index=index, options=tuple(left))
+
+
+def options_of(kind: Collective, batch: Batch, links: ClusterLinks, able: Capabilities) -> list[Option]:
+    """Everything that could run for these collectives; not every option applies to each.
+
+    Raises:
+        SpecError: Collective.NONE.
+    """
+    match kind:
+        case Collective.ALL_REDUCE | Collective.BARRIER:
+            return _all_reduce(batch, links, able)
+        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
+            return _gather_or_scatter(kind, batch, links, able)
+        case Collective.BROADCAST | Collective.REDUCE:
+            costs = links.scale_up.all_gather if kind == Collective.BROADCAST else links.scale_up.reduce_scatter
+            times = [forms.chain(batch.groups, links, batch.size, costs, protocol=p) for p in range(len(PROTOCOLS))]
+            return _by_protocol("chain", times, costs.tuner, links.network.ring_tuner, batch, able)
+        case Collective.ALL_TO_ALL:
+            message = batch.size / batch.groups.num_ranks
+            times = [forms.all_to_all(batch.groups, links, batch.size, batch.imbalance, s) for s in (0, 1)]
+            return _sends(times, message, ll_limit_bytes(batch.groups, links, links.scale_up.all_to_all))
+        case Collective.SEND | Collective.RECV:
+            times = [forms.send(batch.groups, links, batch.size, simple=s) for s in (0, 1)]
+            return _sends(times, batch.size, ll_limit_bytes(batch.groups, links, links.scale_up.send))
+    raise SpecError("collective", kind.name, "is not a communication", "give a kind of collective")
+
+
+def ll_limit_bytes(groups: GroupArrays, links: ClusterLinks, costs: PairCosts) -> Floats:
+    """Size of a message up to which sends use LL, by group: groups over several hosts have their own."""
+    several = groups.crosses | (groups.num_ranks > links.host_gpus)
+    return np.where(several, costs.ll_message_bytes[1], costs.ll_message_bytes[0])
+
+
+def _sends(times: list[AlgorithmTime], message: Floats, ll_message_bytes: Floats) -> list[Option]:
+    """LL up to a size of message, Simple above: believed times of 0 and 1 in that order."""
+    small = message <= ll_message_bytes
+    believed = (np.where(small, 0.0, 1.0), np.where(small, 1.0, 0.0))
+    return [
+        Option(algorithm="direct", protocol=PAIR_PROTOCOLS[i], time=times[i], believed_s=believed[i]) for i in (0, 1)
+    ]
+
+
+def _narrowed(time: AlgorithmTime, costs: RingCosts, batch: Batch) -> AlgorithmTime:
+    """Transfers of reduced 8-bit elements take longer."""
+    factor = np.where(batch.narrow, costs.byte_slowdown, 1.0)
+    return AlgorithmTime(latency_s=time.latency_s, stream_s=time.stream_s * factor)
+
+
+def _by_protocol(
+    algorithm: str,
+    times: Sequence[AlgorithmTime],
+    inside: TunerWeights,
+    between: TunerWeights,
+    batch: Batch,
+    able: Capabilities,
+    *,
+    valid: npt.NDArray[np.bool_] | None = None,
+) -> list[Option]:
+    options = []
+    for p, time in enumerate(times):
+        if PROTOCOLS[p] == "LL128" and not able.ll128:
+            continue
+        latency = np.where(batch.groups.crosses, between.latency[p], inside.latency[p])
+        stream = np.where(batch.groups.crosses, between.stream[p], inside.stream[p])
+        believed = latency * time.latency_s + stream * time.stream_s
+        if valid is not None:
+            believed = np.where(valid, believed, np.inf)
+        options.append(Option(algorithm=algorithm, protocol=PROTOCOLS[p], time=time, believed_s=believed))
+    return options
+
+
+def _all_reduce(batch: Batch, links: ClusterLinks, able: Capabilities) -> list[Option]:
+    groups, size, network = batch.groups, batch.size, links.network
+    costs, protocols = links.scale_up.all_reduce, range(len(PROTOCOLS))
+    rings = [_narrowed(forms.ring(groups, links, size, costs, rounds=2, protocol=p), costs, batch) for p in protocols]
+    options = _by_protocol("ring", rings, costs.tuner, network.ring_tuner, batch, able)
+    crosses = groups.crosses
+    if crosses.any():
+        trees = [_narrowed(forms.tree(groups, links, size, costs, protocol=p), costs, batch) for p in protocols]
+        options += _by_protocol("tree", trees, costs.tuner, network.tree_tuner, batch, able, valid=crosses)
+    if crosses.any() and links.has_network_reduction:
+        time = forms.collnet(groups, links, size, costs)
+        options.append(_weighted("collnet", time, 1.0, 1.0, crosses & batch.switched))
+    switched = batch.switched & (groups.ranks_per_node >= _SWITCH_RANKS)
+    if able.nvls and links.has_switch_reduction and switched.any():
+        switch = links.scale_up.switch
+        time = forms.nvls(groups, links, size)
+        options.append(_weighted("nvls", time, switch.tuner_latency, switch.tuner_stream, switched & ~crosses))
+        if able.nvls_tree and crosses.any():
+            time = forms.nvls(groups, links, size, reducing_network=links.has_network_reduction)
+            options.append(_weighted("nvls-tree", time, *network.switch_tuner, switched & crosses))
+    return options
+
+
+def _gather_or_scatter(kind: Collective, batch: Batch, links: ClusterLinks, able: Capabilities) -> list[Option]:
+    groups, size = batch.groups, batch.size
+    gathers = kind == Collective.ALL_GATHER
+    costs = links.scale_up.all_gather if gathers else links.scale_up.reduce_scatter
+    times = [forms.ring(groups, links, size, costs, rounds=1, protocol=p) for p in range(len(PROTOCOLS))]
+    if not gathers:
+        times = [_narrowed(time, costs, batch) for time in times]
+    options = _by_protocol("ring", times, costs.tuner, links.network.ring_tuner, batch, able)
+    single = groups.crosses & (groups.ranks_per_node == 1)
+    if able.pat and single.any():
+        options.append(_weighted("pat", forms.pat(groups, links, size, costs), 1.0, 1.0, single))
+    return options
+
+
+def _weighted(
+    algorithm: str, time: AlgorithmTime, latency: float, stream: float, valid: npt.NDArray[np.bool_]
+) -> Option:
+    """An option that only Simple has."""
+    believed = np.where(valid, latency * time.latency_s + stream * time.stream_s, np.inf)
+    return Option(algorithm=algorithm, protocol="Simple", time=time, believed_s=believed)

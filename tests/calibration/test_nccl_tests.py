@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_explore.calibration.nccl_log import read_nccl_log
+from echo_explore.calibration.nccl_tests import calibrate_links
+from echo_explore.comm import CollectiveRequest, HierarchicalModel
+from echo_explore.comm.coefficient_file import shipped_coefficients
+from echo_explore.core import SpecError
+from echo_explore.graph import Collective
+from echo_explore.specs import load_cluster
+from echo_explore.topology import GroupShape
+from tests.calibration.logs import log_text
+
+H100 = load_cluster("h100-ndr")
+
+
+def rows_of(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
+    path = tmp_path / "run.log"
+    path.write_text(text)
+    return read_nccl_log(path)
+
+
+def test_a_slower_fabric_is_found_and_can_be_used(tmp_path: Path) -> None:
+    def slower(size: float) -> float:
+        return 25.0 + 1.75 * size / 150e9 * 1e6
+
+    rows = rows_of(tmp_path, log_text(slower))
+    found = calibrate_links(rows, H100, shipped_coefficients(), num_starts=1)
+    errors = np.array([size.error for size in found.sizes])
+    assert errors.mean() < 0.12
+    assert errors.mean() < 0.5 * np.mean([size.before for size in found.sizes])
+    path = tmp_path / "mine.toml"
+    path.write_text(found.text)
+    model = HierarchicalModel.from_file(path)
+    request = CollectiveRequest(
+        collective=Collective.ALL_REDUCE, message_bytes=2**30, group=GroupShape(num_ranks=8, ranks_per_node=8)
+    )
+    assert model.collective_time(request, H100).time_s == pytest.approx(slower(2**30) * 1e-6, rel=0.1)
+
+
+def test_rows_over_hosts_give_the_network(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, log_text(lambda s: 60.0 + s / 80e9 * 1e6, hosts=2))
+    found = calibrate_links(rows, H100, shipped_coefficients(), num_starts=1)
+    assert "[comm.network.infiniband-hopper]" in found.text
+    assert "scale_up" not in found.text
+    assert {(s.num_ranks, s.num_hosts) for s in found.sizes} == {(16, 2)}
+
+
+def test_logs_of_other_machines_are_refused(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, per_host=16))
+    with pytest.raises(SpecError, match="16 ranks on 1 hosts, but h100-ndr has 8 GPUs a host"):
+        calibrate_links(rows, H100, shipped_coefficients())
+    rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, test="broadcast_perf"))
+    with pytest.raises(SpecError, match="none is of all_reduce"):
+        calibrate_links(rows, H100, shipped_coefficients())
