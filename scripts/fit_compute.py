@@ -1,6 +1,6 @@
 """Fit the coefficients of the compute model from tables of measured kernels and write them as a calibration file.
 
-    python -m scripts.fit_compute --data DIR [--out FILE] [--report FILE] [--seed N]
+    python -m scripts.fit_compute --data DIR [--out FILE] [--report FILE] [--networks] [--seed N]
 
 DIR holds gemm.csv.gz, attention.csv.gz and elementwise_norm.csv.gz (columns: docs/compute_model.md). A fifth of the
 (n, k) pairs is left out of every GEMM fit and gives the errors of the report. The raw tables never enter the package.
@@ -401,6 +401,7 @@ def main() -> None:
     shipped = Path(__file__).resolve().parent.parent / "echo_explore/_shipped/calibrations/compute.toml"
     parser.add_argument("--out", type=Path, default=shipped)
     parser.add_argument("--report", type=Path, help="write the table of errors here instead of printing it")
+    parser.add_argument("--networks", action="store_true", help="fit the learned models too; needs torch")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     fit = Fit(args.data, args.seed)
@@ -424,6 +425,10 @@ def main() -> None:
     ]
     fit.write(writer)
     args.out.write_text(writer.text(), encoding="utf-8")
+    if args.networks:
+        from scripts.kernel_networks import write_networks
+
+        write_networks(args.data, args.out.resolve().parent.parent / "kernels", seed=args.seed)
     head = ["| held back | rows | median | mean | 90th percentile | bias |", "|---|---|---|---|---|---|"]
     text = "\n".join(head + fit.report) + "\n"
     if args.report:

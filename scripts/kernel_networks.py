@@ -456,6 +456,23 @@ def fit_generic(family: Family, rows: npt.NDArray[np.intp], seed: int) -> Fit:
     )
 
 
+def write_networks(
+    data: Path, out: Path, names: Sequence[str] = tuple(EPOCHS), seed: int = 0, *, trial_only: bool = False
+) -> list[str]:
+    """Fit families, write one file each into `out`, and give the lines of the report."""
+    torch.set_num_threads(1)
+    lines: list[str] = []
+    for family in families(data, seed, names):
+        start = time.perf_counter()
+        text, told = fit_family(family, seed, trial_only=trial_only)
+        head = "# Learned residual of kernel times. Written by scripts/kernel_networks.py; see docs/compute_model.md.\n"
+        if text:
+            (out / f"{family.name}.toml").write_text(f"{head}schema = 1\n\n{text}", encoding="utf-8")
+        lines += told
+        print("\n".join(told), f"\n{family.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    return lines
+
+
 def main() -> None:
     """Fit the families asked for and write one file each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -469,16 +486,7 @@ def main() -> None:
         "--trial", action="store_true", help="fit without the held-back shapes and report, write nothing"
     )
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    lines: list[str] = []
-    for family in families(args.data, args.seed, args.families.split(",")):
-        start = time.perf_counter()
-        text, told = fit_family(family, args.seed, trial_only=args.trial)
-        head = "# Learned residual of kernel times. Written by scripts/kernel_networks.py; see docs/compute_model.md.\n"
-        if text:
-            (args.out / f"{family.name}.toml").write_text(f"{head}schema = 1\n\n{text}", encoding="utf-8")
-        lines += told
-        print("\n".join(told), f"\n{family.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    lines = write_networks(args.data, args.out, args.families.split(","), args.seed, trial_only=args.trial)
     if args.report:
         args.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
