@@ -48,10 +48,25 @@ def _trace_rank(arguments: dict[str, Any]) -> dict[str, Any]:
     from echo_explore.tracing import runtime
 
     runtime.prepare()
-    from echo_explore.tracing.megatron_rank import trace_rank
+    from echo_explore.tracing import megatron_rank, native_rank
     from echo_explore.tracing.rank_request import rank_request_from_json
 
-    graph = trace_rank(rank_request_from_json(arguments["request"]))
+    wanted = rank_request_from_json(arguments["request"])
+    megatron = wanted.trace.framework == "megatron"
+    graph = megatron_rank.trace_rank(wanted) if megatron else native_rank.trace_rank(wanted)
+    save_graph(Path(arguments["path"]), graph, facts={"versions": framework_versions()})
+    return {"num_ops": graph.num_ops}
+
+
+def _trace_script(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.graph import save_graph
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing.script_trace import trace_script
+
+    script, function = Path(arguments["script"]), str(arguments["function"])
+    graph = trace_script(script, function, world_size=arguments["world_size"], rank=arguments["rank"])
     save_graph(Path(arguments["path"]), graph, facts={"versions": framework_versions()})
     return {"num_ops": graph.num_ops}
 
@@ -88,6 +103,7 @@ OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "prepare": _prepare,
     "trace": _trace,
     "trace_rank": _trace_rank,
+    "trace_script": _trace_script,
     "check_layout": _check_layout,
     "schedule_order": _schedule_order,
     "bucket_layout": _bucket_layout,

@@ -1,4 +1,4 @@
-"""Functional collectives (`_c10d_functional`), which DTensor runs: they return a tensor, and `wait_tensor` waits for it."""
+"""Functional collectives (`_c10d_functional`), of DTensor: each returns a tensor that `wait_tensor` waits for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def describe_functional(
     Raises:
         TraceError: an operator that the tracer does not know.
     """
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch._C._distributed_c10d import _resolve_process_group
 
     kind = _KINDS.get(func._opname)
     if kind is None:

@@ -1,4 +1,4 @@
-"""One iteration of one rank in plain PyTorch: the real `fully_shard` or `DistributedDataParallel` around the model."""
+"""One iteration of one rank in plain PyTorch: the real `fully_shard` around the model."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from echo_explore.core import TraceError
 from echo_explore.graph import Axis, ExecutionGraph, Phase, build_graph
 from echo_explore.tracing import fake_cluster, megatron_shims
 from echo_explore.tracing.megatron_model import DTYPES
+from echo_explore.tracing.megatron_pieces import move_rows
 from echo_explore.tracing.native_model import rotary_angles
 from echo_explore.tracing.native_pieces import autocast, build_model, name_modules, refuse_unsupported
 from echo_explore.tracing.quantise import quantiser_of
@@ -29,6 +30,8 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
 
     trace = request.trace
     refuse_unsupported(trace)
+    if trace.framework == "ddp":
+        raise TraceError("framework: whole ranks of ddp are traced from a script only; use --script")
     if trace.tensor_parallel > 1:
         raise TraceError("layout.tp: whole ranks of plain PyTorch are traced with tp=1 only; use tp=1")
     fake_cluster.start(request.rank, request.data_parallel)
@@ -40,7 +43,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(trace, sum(request.chunk_layers), wide=True)
         name_modules(recorder, model)
-        wrapped = _sharded(model, mesh, trace.precision) if trace.framework == "fsdp2" else model
+        wrapped = _sharded(model, mesh, trace.precision)
         optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
         tokens = torch.zeros(trace.sequence_length, trace.micro_batch_size, dtype=torch.int64, device="cuda")
         angles = rotary_angles(trace)
@@ -58,11 +61,11 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
             optimizer.zero_grad()
 
         first = _run(recorder, iteration)
-    return build_graph(recorder.rows[first:])
+    return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
 
 
 @contextlib.contextmanager
-def _no_global_shapes(recorder: Recorder) -> Iterator[None]:
+def no_global_shapes(recorder: Recorder) -> Iterator[None]:
     """DTensor tries every operator on tensors of global shape first, to learn the shape of its result: not the program.
 
     Written for torch 2.13.
@@ -89,7 +92,7 @@ def _no_global_shapes(recorder: Recorder) -> Iterator[None]:
 def _run(recorder: Recorder, iteration: Callable[[], None]) -> int:
     with (
         torch.autograd.set_multithreading_enabled(False),
-        _no_global_shapes(recorder),
+        no_global_shapes(recorder),
         megatron_shims.recording(recorder),
     ):
         iteration()  # makes the optimizer's states, and what FSDP2 learns of its order

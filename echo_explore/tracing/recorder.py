@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_explore.core import TraceError
 from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase
-from echo_explore.tracing import fake_device
-from echo_explore.tracing import functional_collectives
+from echo_explore.tracing import fake_device, functional_collectives
 from echo_explore.tracing.collectives import Described, FakeWork, describe
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
 from echo_explore.tracing.quantise import Quantiser

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from echo_explore.core import MissingExtra, TraceError
+from echo_explore.core import MissingExtra, SpecError, TraceError
 from echo_explore.graph import ExecutionGraph, Trace, load_graph, load_trace
 from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
@@ -100,6 +100,35 @@ class TraceService:
         with tempfile.TemporaryDirectory(prefix="echo-explore-trace-") as folder:
             path = Path(folder, "rank.npz")
             self.call("trace_rank", {"request": request.to_json(), "path": str(path)})
+            return load_graph(path)
+
+    def trace_script(self, script: Path, function: str, *, world_size: int, rank: int) -> ExecutionGraph:
+        """One step of a user's own program as one rank of a fake cluster; it runs the user's code in the child.
+
+        Args:
+            script: Python file.
+            function: its function that returns the step; see examples/train_step.py.
+            world_size: ranks of the cluster.
+            rank: that is played.
+
+        Raises:
+            TraceError: the script raised (its traceback is the error's note), or can't be traced.
+            MissingExtra: torch is not installed.
+            SpecError: there is no such rank.
+        """
+        if not 0 <= rank < world_size:
+            raise SpecError("rank", rank, f"must be 0 to {world_size - 1}", "choose a rank of the world")
+        with tempfile.TemporaryDirectory(prefix="echo-explore-trace-") as folder:
+            path = Path(folder, "step.npz")
+            arguments = {"script": str(script.absolute()), "function": function, "path": str(path)}
+            try:
+                self.call("trace_script", arguments | {"world_size": world_size, "rank": rank})
+            except TraceError as error:
+                line, _, rest = str(error).partition("\n")
+                told = TraceError(line)
+                if rest:
+                    told.add_note(rest)
+                raise told from None
             return load_graph(path)
 
     def check_layout(

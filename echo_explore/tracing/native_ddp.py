@@ -1,0 +1,88 @@
+"""What DistributedDataParallel of torch 2.13 needs before its real C++ reducer runs on fake tensors.
+
+Its checks and its broadcast of parameters read data; its buckets are rebuilt in the order in which gradients became
+ready, after a first iteration that fills them with data. Here the final buckets are built at once.
+
+# Approximation: gradients become ready from the last parameter to the first.
+"""
+
+import contextlib
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echo_explore.core import TraceError
+
+_NEEDED = ("_verify_param_shape_across_processes", "_sync_module_states", "DistributedDataParallel")
+
+
+class _Reducer:
+    """The real reducer, whose buckets stay as they are."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: False) if name == "_rebuild_buckets" else getattr(self._reducer, name)
+
+
+def final_buckets(tensors: Sequence[Any], limits: Sequence[int], sparse: Sequence[bool], assign: Any) -> Any:
+    """The buckets after the first iteration, from torch's own assignment of parameters in reverse order.
+
+    Args:
+        tensors: parameters in module order.
+        limits: bytes at which buckets are closed; DDP asks with one huge limit at first.
+        sparse: whether each has a sparse gradient.
+        assign: torch's `_compute_bucket_assignment_by_size`.
+
+    Returns:
+        Indices of each bucket in launch order reversed, as the reducer wants them, and their limits.
+    """
+    last = len(tensors) - 1
+    found, sizes = assign(list(reversed(tensors)), list(limits), list(reversed(sparse)))
+    return [[last - index for index in bucket] for bucket in reversed(found)], list(reversed(sizes))
+
+
+@contextlib.contextmanager
+def replicas() -> Iterator[None]:
+    """Let DistributedDataParallel run under the fake cluster.
+
+    Raises:
+        TraceError: this torch has other internals.
+    """
+    from torch.nn.parallel import distributed
+
+    module: Any = distributed
+    missing = [name for name in _NEEDED if not hasattr(module, name)]
+    if missing or not hasattr(dist, "_compute_bucket_assignment_by_size"):
+        raise TraceError(f"torch = {torch.__version__}: {', '.join(missing)} is gone; fix: use torch 2.13")
+    ddp = module.DistributedDataParallel
+    package: Any = dist
+    real = (module._verify_param_shape_across_processes, module._sync_module_states, ddp.__init__)
+    assign = package._compute_bucket_assignment_by_size
+
+    def make(self: Any, wrapped: Any, *args: Any, **kwargs: Any) -> None:
+        cap_mib = kwargs.get("bucket_cap_mb")
+        limits = [package._DEFAULT_FIRST_BUCKET_BYTES if cap_mib is None else int(cap_mib * 2**20)]
+        limits.append(int((25 if cap_mib is None else cap_mib) * 2**20))
+
+        def buckets(tensors: Any, _: Any, sparse: Any, *__: Any) -> Any:
+            return final_buckets(tensors, limits, sparse, assign)
+
+        package._compute_bucket_assignment_by_size = buckets
+        try:
+            real[2](self, wrapped, *args, **kwargs)
+        finally:
+            package._compute_bucket_assignment_by_size = assign
+        object.__setattr__(self, "reducer", _Reducer(self.reducer))
+        object.__setattr__(self, "logger", types.SimpleNamespace(set_runtime_stats_and_log=lambda: None))
+
+    module._verify_param_shape_across_processes = module._sync_module_states = lambda *_, **__: None
+    ddp.__init__ = make
+    try:
+        yield
+    finally:
+        module._verify_param_shape_across_processes, module._sync_module_states, ddp.__init__ = real

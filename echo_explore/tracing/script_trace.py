@@ -1,0 +1,202 @@
+"""Traces a user's own training step under the fake cluster. It runs the user's code, with the user's rights.
+
+The file is loaded as a module of its own; `function()` is called once and returns the step, a function without
+arguments, or the step and the model whose module paths the rows shall carry. The step runs twice: the first time makes
+optimizer states and whatever else is lazy, the second is recorded.
+"""
+
+import contextlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echo_explore.core import TraceError
+from echo_explore.graph import Axis, ExecutionGraph, Phase, build_graph
+from echo_explore.tracing import fake_cluster, megatron_shims
+from echo_explore.tracing.megatron_pieces import move_rows
+from echo_explore.tracing.native_ddp import replicas
+from echo_explore.tracing.native_rank import no_global_shapes
+from echo_explore.tracing.recorder import Recorder
+
+AXIS_NAMES = {
+    Axis.TENSOR: ("tp", "tensor", "sp"),
+    Axis.CONTEXT: ("cp", "context"),
+    Axis.EXPERT: ("ep", "expert"),
+    Axis.PIPELINE: ("pp", "pipeline", "stage"),
+    Axis.DATA: ("dp", "ddp", "fsdp", "data", "dp_shard", "dp_replicate", "replicate", "shard"),
+}
+"""Names of mesh dimensions, and the axis that each means; others, and groups without a mesh, have none."""
+
+
+def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> ExecutionGraph:
+    """Rows of one step of the script.
+
+    Args:
+        path: Python file.
+        function: its function that returns the step.
+        world_size: ranks of the fake cluster.
+        rank: that is played.
+
+    Raises:
+        TraceError: the file or the function is not there, it returns no step, or it raises; with its own traceback.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    where = f"script = {path.name}:{function}"
+    fake_cluster.start(rank, world_size)
+    axes = {dist.group.WORLD.group_name: Axis.DATA}  # type: ignore[union-attr]
+    recorder = Recorder(axes, fuse=True)
+    with (
+        _environment(path, rank, world_size),
+        _raising(where, path, rank, world_size),
+        _meshes(axes),
+        replicas(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.set_multithreading_enabled(False),
+        no_global_shapes(recorder),
+    ):
+        build = getattr(_load(path, where), function, None)
+        if not callable(build):
+            raise TraceError(f"{where}: there is no such function; fix: name a function of the file")
+        step = build()
+        model: Any = None
+        if isinstance(step, tuple) and len(step) == 2:
+            step, model = step
+        if not callable(step):
+            raise TraceError(f"{where}: returned {type(step).__name__}, not a function; fix: return the step, uncalled")
+        if isinstance(model, torch.nn.Module):
+            for name, module in model.named_modules():
+                recorder.name_module(module, name, -1)
+        with megatron_shims.recording(recorder), _optimizer_phase(recorder):
+            step()
+            recorder.flush()
+            first = len(recorder.rows)
+            recorder.host_syncs.clear()
+            step()
+    if first == len(recorder.rows):
+        raise TraceError(f"{where}: its step ran nothing on the GPU; fix: put model and inputs on device 'cuda'")
+    return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
+
+
+def _load(path: Path, where: str) -> Any:
+    if not path.is_file():
+        raise TraceError(f"{where}: the file does not exist; fix: check the path")
+    spec = importlib.util.spec_from_file_location("echo_explore_user_script", path)
+    if spec is None or spec.loader is None:
+        raise TraceError(f"{where}: is not a Python file; fix: name a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _environment(path: Path, rank: int, world_size: int) -> Iterator[None]:
+    """What torchrun sets, for 8 GPUs a host, and the folder of the script to import from."""
+    values = {
+        "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % 8, "LOCAL_WORLD_SIZE": min(world_size, 8),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500,
+    }  # fmt: skip
+    before = {name: os.environ.get(name) for name in values}
+    arguments, paths, real = sys.argv, list(sys.path), dist.init_process_group
+    os.environ.update({name: str(value) for name, value in values.items()})
+    sys.argv = [str(path)]
+    sys.path.insert(0, str(path.parent))
+    module: Any = dist
+    module.init_process_group = lambda *_, **__: None  # the fake cluster is there already
+    try:
+        yield
+    finally:
+        module.init_process_group = real
+        sys.argv, sys.path[:] = arguments, paths
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _raising(where: str, path: Path, rank: int, world_size: int) -> Iterator[None]:
+    """Show the script's own frames and the rank that it played."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), 0)
+        lines = traceback.format_list(frames[own:]) + traceback.format_exception_only(error)
+        raise TraceError(
+            f"{where}: raised {type(error).__name__} as rank {rank} of {world_size}; fix: see its traceback\n"
+            f"Traceback of {path.name}:\n{''.join(lines).rstrip()}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _optimizer_phase(recorder: Recorder) -> Iterator[None]:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    def enter(*_: Any) -> None:
+        recorder.phase = Phase.OPTIMIZER
+
+    def leave(*_: Any) -> None:
+        recorder.phase = Phase.FORWARD
+
+    hooks = [register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _meshes(axes: dict[str, Axis]) -> Iterator[None]:
+    """Device meshes hold real tensors, so they are made outside of the fake mode; their groups get an axis by name."""
+    from torch.distributed import device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    module: Any = device_mesh
+    package: Any = dist
+    make = module.init_device_mesh
+
+    def init_device_mesh(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return make(*args, **kwargs)
+
+    mesh_type: Any = DeviceMesh
+    names = ("__init__", "__getitem__", "_flatten")
+    real = {name: getattr(mesh_type, name) for name in names}
+
+    def outside(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                result = method(self, *args, **kwargs)
+                mesh = self if result is None else result
+                for dimension, name in enumerate(getattr(mesh, "mesh_dim_names", None) or ()):
+                    axis = next((a for a, known in AXIS_NAMES.items() if name.lower() in known), None)
+                    with contextlib.suppress(RuntimeError):  # a mesh without groups
+                        if axis is not None:
+                            axes[mesh.get_group(dimension).group_name] = axis
+                return result
+
+        return call
+
+    for name, method in real.items():
+        setattr(mesh_type, name, outside(method))
+    module.init_device_mesh = package.init_device_mesh = init_device_mesh
+    try:
+        yield
+    finally:
+        module.init_device_mesh = package.init_device_mesh = make
+        for name, method in real.items():
+            setattr(mesh_type, name, method)

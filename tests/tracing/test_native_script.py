@@ -1,0 +1,89 @@
+"""Scripts of users: the shipped examples, and what goes wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_explore.core import SpecError, TraceError
+from echo_explore.graph import Axis, Collective, ExecutionGraph, OpClass, OpKind, Phase
+from echo_explore.simulate.ddp_buckets import ddp_buckets
+from echo_explore.tracing import TraceService
+
+pytestmark = pytest.mark.torch
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def traffic(graph: ExecutionGraph) -> list[tuple[str, str, float]]:
+    rows = np.flatnonzero(graph.is_collective)
+    return [
+        (Collective(int(graph.collective[r])).name, Axis(int(graph.axis[r])).name, float(graph.message_bytes[r]))
+        for r in rows
+    ]
+
+
+def run(service: TraceService, name: str, world_size: int, rank: int) -> ExecutionGraph:
+    return service.trace_script(EXAMPLES / name, "build", world_size=world_size, rank=rank)
+
+
+def test_fsdp2_example(service: TraceService) -> None:
+    graph = run(service, "train_step.py", 1024, 517)
+    kinds = [kind for kind, _, _ in traffic(graph)]
+    assert (kinds.count("ALL_GATHER"), kinds.count("REDUCE_SCATTER"), kinds.count("ALL_REDUCE")) == (5 + 4, 5, 1)
+    assert {axis for _, axis, _ in traffic(graph)} == {"DATA"}
+    assert (graph.op_class == OpClass.OPTIMIZER).sum() == 1
+    assert graph.phase[graph.op_class == OpClass.OPTIMIZER].tolist() == [Phase.OPTIMIZER]
+    assert "1.up" in graph.strings
+
+
+@pytest.mark.parametrize("rank", [0, 15])
+def test_ddp_example_has_the_buckets_of_the_simulator(service: TraceService, rank: int) -> None:
+    graph = run(service, "ddp_step.py", 16, rank)
+    sizes = [4096 * 1024 * 4, 4096 * 4, 1024 * 4096 * 4, 1024 * 4]
+    buckets = ddp_buckets(sizes, first_bytes=2**20, others_bytes=25 * 2**20)
+    assert traffic(graph) == [("ALL_REDUCE", "DATA", float(sum(sizes[i] for i in bucket))) for bucket in buckets]
+
+
+def test_tensor_parallel_example(service: TraceService) -> None:
+    graph = run(service, "tensor_parallel_step.py", 64, 9)
+    assert traffic(graph) == [("ALL_REDUCE", "TENSOR", 512 * 1024 * 4.0)]
+    waits = np.flatnonzero(graph.kind == OpKind.WAIT)
+    assert graph.awaits[waits].tolist() == np.flatnonzero(graph.is_collective).tolist()
+    products = graph.dims[graph.op_class == OpClass.GEMM]
+    assert 512 in products[:, 1:4]  # 4096 / 8 of the inner width
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_raising_script_shows_its_traceback_and_its_rank(service: TraceService, tmp_path: Path) -> None:
+    path = script(tmp_path, "def build():\n    raise ValueError('boom')\n")
+    with pytest.raises(TraceError, match=r"mine\.py:build: raised ValueError as rank 3 of 8; fix") as error:
+        service.trace_script(path, "build", world_size=8, rank=3)
+    note = error.value.__notes__[0]
+    assert "line 2, in build" in note
+    assert "ValueError: boom" in note
+    assert "echo_explore" not in note
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", "no such function"),
+        ("def build():\n    return 3\n", "returned int, not a function"),
+        ("def build():\n    return lambda: None\n", "ran nothing on the GPU"),
+        ("import sys\ndef build():\n    sys.exit(1)\n", "raised SystemExit"),
+        ("def build(:\n", "raised SyntaxError"),
+    ],
+)
+def test_what_is_no_step_is_refused(service: TraceService, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        service.trace_script(script(tmp_path, text), "build", world_size=8, rank=0)
+
+
+def test_a_rank_outside_of_the_world_is_refused(service: TraceService, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="rank = 8: must be 0 to 7"):
+        service.trace_script(script(tmp_path, ""), "build", world_size=8, rank=8)
