@@ -1,0 +1,132 @@
+"""Jobs on FSDP2 and DDP: traffic, folding, bounds, memory, what the command refuses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_explore.core import EchoError
+from echo_explore.graph import Axis, Collective, OpKind, Phase
+from echo_explore.simulate import SimulationOptions
+from echo_explore.simulate.ddp_buckets import ddp_buckets
+from echo_explore.simulate.jobs import build_job
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.what_if import WhatIf
+from echo_explore.specs import Candidate
+from echo_explore.testing.traces import HandmadeTracer
+from echo_explore.timeline import PipelineJob
+from echo_explore.tracing.request import request_of
+from tests.simulate.support import candidate, simulator
+
+
+def native(layout: str = "dp=16", **job: Any) -> Candidate:
+    options = {"model": "llama2-7b", "framework": "fsdp2", "sequence_length": 2048, "global_batch_size": 64}
+    return candidate(layout=layout, **(options | job))
+
+
+def job_of(one: Candidate) -> PipelineJob:
+    parts = simulator()
+    pricer = Pricer(one, compute=parts.compute, collective=parts.collective, what_if=WhatIf())
+    return build_job(one, HandmadeTracer().trace(request_of(one)), pricer, WhatIf())
+
+
+@pytest.mark.parametrize("fidelity", ["kernel", "block"])
+@pytest.mark.parametrize(
+    "job", [{}, {"framework": "ddp"}, {"global_batch_size": 16}], ids=["fsdp2", "ddp", "one-micro-batch"]
+)
+def test_folding_changes_nothing(job: dict[str, Any], fidelity: Any) -> None:
+    one = native(**job)
+    folded = simulator().predict(one, SimulationOptions(fidelity=fidelity))
+    full = simulator().predict(one, SimulationOptions(fidelity=fidelity, fold=False))
+    assert folded.step_time_s == pytest.approx(full.step_time_s, rel=1e-6)
+    assert dict(folded.breakdown) == pytest.approx(dict(full.breakdown), rel=0, abs=1e-6 * full.step_time_s)
+
+
+def test_every_micro_batch_gathers_twice_and_reduces_once() -> None:
+    (stage,) = job_of(native()).stages
+    (chunk,) = stage.chunks
+    assert not chunk.buckets
+    assert not chunk.gathers
+    forward, backward = chunk.forward.graph, chunk.backward.graph
+    gathers = forward.collective[forward.is_collective]
+    assert gathers.tolist() == [Collective.ALL_GATHER] * 33  # 32 layers and the root
+    kinds = backward.collective[backward.is_collective].tolist()
+    # torchtitan keeps the last layer between forward and backward.
+    assert (kinds.count(Collective.ALL_GATHER), kinds.count(Collective.REDUCE_SCATTER)) == (31, 33)
+    for graph in (forward, backward):
+        assert set(graph.axis[graph.is_collective]) == {Axis.DATA}
+        assert graph.asynchronous[graph.is_collective].all()
+        assert sorted(graph.awaits[graph.kind == OpKind.WAIT]) == np.flatnonzero(graph.is_collective).tolist()
+    # bf16 gathered, fp32 reduced
+    assert backward.message_bytes[backward.is_collective].sum() > 1.9 * forward.message_bytes.sum()
+
+
+def test_zero_2_gathers_in_the_forward_only_and_needs_more_memory() -> None:
+    kept = native(overrides=("recipe.reshard_after_forward=false",))
+    backward = job_of(kept).stages[0].chunks[0].backward.graph
+    assert Collective.ALL_GATHER not in backward.collective[backward.is_collective]
+    assert simulator().memory_of(kept).peak_bytes > simulator().memory_of(native()).peak_bytes
+
+
+def test_one_replica_does_not_communicate() -> None:
+    for framework in ("fsdp2", "ddp"):
+        (stage,) = job_of(native("dp=1", framework=framework)).stages
+        for graph in (stage.chunks[0].forward.graph, stage.chunks[0].backward.graph, stage.epilogue.graph):
+            assert not graph.is_collective.any()
+
+
+def test_static_memory_is_16_bytes_a_parameter_over_the_shards() -> None:
+    # arXiv 1910.02054 (2019), section 5.3: all states of ZeRO-3 are divided by the replicas.
+    few, many = (simulator().memory_of(native(f"dp={n}")).stages[0].static_bytes for n in (8, 16))
+    assert few == pytest.approx(2 * many)
+    ddp = simulator().memory_of(native(framework="ddp")).stages[0]
+    assert ddp.static_bytes == pytest.approx(many * 16 * 20 / 16)  # and a second copy of gradients, in the buckets
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp"])
+def test_bounds_hold(framework: str) -> None:
+    one = native(framework=framework, model="gpt-22b")  # handmade layers have no gate
+    bounds, prediction = simulator().bounds(one), simulator().predict(one)
+    assert 0 < bounds.step_time_s <= prediction.step_time_s
+    assert 0 < bounds.peak_memory_bytes <= prediction.peak_memory_bytes
+
+
+def test_more_replicas_of_the_same_work_are_not_faster() -> None:
+    times = [simulator().predict(native(f"dp={n}", global_batch_size=n)).step_time_s for n in (8, 64, 256)]
+    assert times == sorted(times)
+
+
+def test_epilogue_updates_the_shard() -> None:
+    graph = job_of(native()).stages[0].epilogue.graph
+    assert (graph.phase == Phase.OPTIMIZER).all()
+    whole = job_of(native("dp=1")).stages[0].epilogue.graph
+    assert graph.bytes_read.sum() == pytest.approx(whole.bytes_read.sum() / 16, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"layout": "pp=2,dp=8"}, "layout.pp = 2: is not traced for fsdp2"),
+        ({"layout": "tp=2,dp=8"}, "layout.sp = 0: DTensor plans"),
+        ({"layout": "tp=2,sp=1,dp=8", "framework": "ddp"}, "layout.tp = 2: is not traced for ddp"),
+        ({"model": "mixtral-8x7b"}, "model.moe = 'mixtral-8x7b'"),
+        ({"framework": "ddp", "precision": "fp8", "cluster": "h100-ndr"}, "precision = 'fp8': is not traced for ddp"),
+        ({"framework": "megatron", "overrides": ("recipe.reshard_after_forward=true",)}, "recipe.reshard_after"),
+    ],
+)
+def test_what_a_stack_does_not_do_is_refused(job: dict[str, Any], message: str) -> None:
+    with pytest.raises(EchoError, match=message):
+        native(**job)
+
+
+@given(st.lists(st.integers(1, 50_000_000), max_size=40), st.integers(1, 2**20), st.integers(2**20, 2**25))
+@settings(max_examples=60, deadline=None)
+def test_every_parameter_is_in_one_bucket(sizes: list[int], first: int, others: int) -> None:
+    buckets = ddp_buckets(sizes, first_bytes=first, others_bytes=others)
+    assert [i for bucket in buckets for i in bucket] == list(range(len(sizes)))[::-1]
+    for number, bucket in enumerate(buckets[:-1]):
+        limit = others if number else first
+        assert sum(sizes[i] for i in bucket) >= limit
+        assert sum(sizes[i] for i in bucket[:-1]) < limit
