@@ -25,7 +25,7 @@ from echo_explore.compute.attention_features import (
     attention_base_s,
     attention_features,
 )
-from echo_explore.compute.chip import Chip, chip_names, named_chip
+from echo_explore.compute.chip import Chip, chip_names, copy_engine, named_chip
 from echo_explore.compute.gemm_features import GEMM_FEATURES, gemm_base_s, gemm_features
 from echo_explore.compute.stream_features import STREAM_FEATURES, stream_base_s, stream_features
 from echo_explore.compute.tables import (
@@ -109,7 +109,7 @@ def fit_network(
     """Fit on `rows`; `predict` of the result gives log microseconds of any rows of the family."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    fields = [f for f in family.categories if device_known or f != "device"]
+    fields = [f for f in family.categories if f != ("copies" if device_known else "device")]
     names = [f"{f}:{v}" for f in fields for v in ("*", *np.unique(family.categories[f]))]
     names = [n for n in names if n != "device:*"]
     position = {n: i for i, n in enumerate(names)}
@@ -243,7 +243,11 @@ def gemm_family(table: pd.DataFrame, name: str, dtypes: Sequence[str]) -> Family
     return Family(
         name=name, features=GEMM_FEATURES, inputs=inputs, log_base=np.log(base * 1e6), log_time=np.log(latency),
         weight=_weights(latency, np.ones(len(rows), dtype=np.bool_)) * _balance(device),
-        categories={"device": device, "source": rows.source.map(normal_source).to_numpy(dtype=str)},
+        categories={
+            "device": device,
+            "copies": rows.gpu.map(lambda gpu: copy_engine(named_chip(gpu).architecture)).to_numpy(dtype=str),
+            "source": rows.source.map(normal_source).to_numpy(dtype=str),
+        },
         group=(rows.n * 1_000_003 + rows.k).to_numpy(dtype=np.int64), device=device,
         label=(rows.gpu + " " + rows.dtype).to_numpy(dtype=str),
         big=(2.0 * rows.batch * rows.m * rows.n * rows.k >= 1e11).to_numpy(),

@@ -24,6 +24,7 @@ class Chip:
         num_sms: streaming multiprocessors or compute units.
         clock_hz: boost clock.
         l2_cache_bytes: capacity of the last cache before memory.
+        architecture: generation, in lower case; empty if unknown.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Chip:
     num_sms: int
     clock_hz: float
     l2_cache_bytes: float
+    architecture: str = ""
 
     def peak(self, precision: str) -> float:
         """Dense rate at a precision, in FLOP/s.
@@ -46,6 +48,19 @@ class Chip:
         return rate
 
 
+def copy_engine(architecture: str) -> str:
+    """How kernels of a generation fetch their tiles: `bulk`, `threads`, or empty where no table tells.
+
+    Bulk copies are those of the tensor memory accelerator, since Hopper.
+
+    References:
+        NVIDIA H100 whitepaper v1.04 (2023), "Tensor Memory Accelerator".
+    """
+    if architecture in ("hopper", "blackwell"):
+        return "bulk"
+    return "threads" if architecture in ("pascal", "volta", "turing", "ampere", "ada") else ""
+
+
 def chip_of(device: DeviceSpec, key: str | None = None) -> Chip:
     """The chip of a cluster file's device; `key` overrides whose measurements apply."""
     return Chip(
@@ -55,6 +70,7 @@ def chip_of(device: DeviceSpec, key: str | None = None) -> Chip:
         num_sms=device.num_sms,
         clock_hz=device.clock_hz,
         l2_cache_bytes=device.l2_cache_bytes,
+        architecture=device.architecture,
     )
 
 
@@ -85,6 +101,7 @@ def _chip(key: str) -> Chip:
         num_sms=int(entry["num_sms"]),
         clock_hz=quantity("clock", "hz"),
         l2_cache_bytes=quantity("l2_cache", "bytes"),
+        architecture=entry["architecture"],
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.compute.attention_features import attention_base_s, attention_features, attention_work
-from echo_explore.compute.chip import Chip
+from echo_explore.compute.chip import Chip, copy_engine
 from echo_explore.compute.gemm import UNALIGNED_SLOWDOWN, alignment_slowdown
 from echo_explore.compute.gemm_features import gemm_base_s, gemm_bytes, gemm_features
 from echo_explore.compute.network import ResidualNetwork, load_networks
@@ -78,7 +78,7 @@ def _choose(name: str, chip: Chip) -> tuple[ResidualNetwork, list[str], float, b
             sigma = own.sigma_log.get(key, own.sigma_log["*"])
             return own, [f"device:{key}"], float(np.hypot(sigma, LIKE_SIGMA_LOG * (place > 0))), False
     generic = network_file(name)[f"{name}_generic"]
-    return generic, [], generic.sigma_log["*"], True
+    return generic, [_category(generic, "copies", copy_engine(chip.architecture))], generic.sigma_log["*"], True
 
 
 def _category(network: ResidualNetwork, field: str, value: str) -> str:
@@ -101,7 +101,7 @@ def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "")
     """
     peak, element = chip.peak(precision), element_bytes_of(precision)
     network, categories, sigma, generic = _choose(GEMM_NETWORKS[precision], chip)
-    measured_on = categories[0].partition(":")[2] if categories else "*"
+    measured_on = "*" if generic else categories[0].partition(":")[2]
     categories = [*categories, _category(network, "source", source)]
     half = element == 2.0
     worst = 1.0 if precision == "fp32" else UNALIGNED_SLOWDOWN
