@@ -7,7 +7,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echo_explore.specs import Candidate, JobOptions, candidate_of
+from echo_explore.specs import Candidate, candidate_of, job_options
 
 if TYPE_CHECKING:
     from echo_explore.search.run import SearchResult
@@ -39,7 +39,7 @@ def predict(
     from echo_explore.tracing import CachedTracer
 
     if candidate is None:
-        candidate = candidate_of(JobOptions(**{"micro_batch_size": 1, **job}))
+        candidate = candidate_of(job_options({"micro_batch_size": 1, **job}))
     with CachedTracer() as tracer:
         simulator = default_simulator(tracer=tracer, calibration=Path(calibration) if calibration else None)
         return simulator.predict(

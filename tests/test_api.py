@@ -39,7 +39,7 @@ def test_predict_refuses_in_one_line() -> None:
 
 
 def test_an_option_that_there_is_not() -> None:
-    with pytest.raises(TypeError, match="micro_batch"):
+    with pytest.raises(SpecError, match="micro_batch = 2: is not an option; fix: did you mean micro_batch_size"):
         echo_explore.predict(**JOB, micro_batch=2)
 
 

@@ -64,6 +64,7 @@ def _run() -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         code = get_command(app).main(args=sys.argv[1:], prog_name="echo-explore", standalone_mode=False)
+        sys.stdout.flush()
     except EchoError as error:
         _say(str(error))
         code = EXIT_BAD_INPUT
@@ -75,6 +76,11 @@ def _run() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:  # a full disk, a folder that went away
+        where = error.filename or "stdout"
+        _say(f"{where} = {error.strerror}: cannot be read or written; fix: check space, path and rights")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_BAD_INPUT
     return code if isinstance(code, int) else 0
 
 

@@ -82,6 +82,12 @@ def predict_command(
     if fidelity not in ("kernel", "block"):
         raise SpecError("fidelity", fidelity, "must be kernel or block", "write --fidelity kernel")
     _check_writable(timeline)
+    if calibration is not None and not calibration.is_file():
+        raise SpecError("calibration", str(calibration), "does not exist or is not a file", "check the path")
+    if what_if:
+        from echo_explore.simulate import parse_what_if
+
+        parse_what_if(what_if)
     if dry_run:
         print(json.dumps(_resolved(candidate), indent=2))
         return 0
@@ -114,8 +120,6 @@ def _predict(
     from echo_explore.tracing import CachedTracer
 
     options = SimulationOptions(fidelity=fidelity, fold=fold, what_if=parse_what_if(what_if))  # type: ignore[arg-type]
-    if calibration is not None and not calibration.is_file():
-        raise SpecError("calibration", str(calibration), "does not exist or is not a file", "check the path")
     with CachedTracer() as tracer:
         simulator = default_simulator(tracer=tracer, calibration=calibration, allow_fallback=allow_fallback)
         prediction = simulator.predict(candidate, options, timeline=timeline)

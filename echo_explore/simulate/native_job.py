@@ -1,5 +1,6 @@
 """The job of a candidate on PyTorch's own parallelism: one stage, sharded by FSDP2 or replicated by DDP."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -33,10 +34,10 @@ class NativeJobBuilder:
         """The job: all ranks are one class."""
         candidate, stack = self._candidate, self._candidate.stack
         sharded = stack.framework == "fsdp2"
-        shard = self._num_elements if not sharded else -(-self._num_elements // candidate.layout.data_parallel)
+        shard = -(-self._num_elements // candidate.num_shards)
         epilogue = native_epilogue(
             num_elements=shard,
-            data_ranks=candidate.layout.data_parallel if sharded else 1,
+            data_ranks=candidate.num_shards,
             tensor_ranks=candidate.layout.tensor_parallel,
             bucket_elements=0 if sharded or candidate.layout.data_parallel == 1 else self._num_elements,
             loss_scaling=candidate.recipe.precision == "fp16",
@@ -72,14 +73,39 @@ class NativeJobBuilder:
         return self._pieces[key]
 
     def rows(self, rows: tuple[OpRow, ...]) -> TimedGraph:
-        """Priced rows of our own."""
+        """Priced rows of our own.
+
+        Under hybrid sharding gathers and reductions run among the ranks of a host, sums among equal ranks of all hosts.
+        """
         key = tuple(
             (r.kind, r.op_class, r.phase, r.dtype, r.name, r.dims, r.bytes_read, r.bytes_written, r.message_bytes)
             for r in rows
         )
         if key not in self._rows:
-            self._rows[key] = self._pricer.price(build_graph(rows))
+            priced = self._pricer.price(build_graph(rows))
+            self._rows[key] = priced if self._hybrid is None else self._over_groups(priced, self._hybrid)
         return self._rows[key]
+
+    @cached_property
+    def _hybrid(self) -> Pricer | None:
+        """Prices groups of `num_shards` neighbouring replicas and the groups across them; None where all are one."""
+        candidate = self._candidate
+        if candidate.num_shards in (1, candidate.layout.data_parallel):
+            return None
+        # Groups of neighbours and groups across them lie as those of experts do.
+        layout = candidate.layout.model_copy(update={"expert_parallel": candidate.num_shards})
+        parts = self._pricer.over(replace(candidate, layout=layout))
+        return parts
+
+    @staticmethod
+    def _over_groups(priced: TimedGraph, pricer: Pricer) -> TimedGraph:
+        graph = priced.graph
+        time_s, sigma_log = priced.time_s.copy(), priced.sigma_log.copy()
+        for row in np.flatnonzero(graph.is_collective).tolist():
+            kind = Collective(int(graph.collective[row]))
+            axis = Axis.EXPERT_DATA if kind == Collective.ALL_REDUCE else Axis.EXPERT
+            time_s[row], sigma_log[row] = pricer.collective(axis, kind, float(graph.message_bytes[row]))
+        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=priced.pair_class)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -121,7 +147,8 @@ class NativeJobBuilder:
         layers = [units[name] for name in self._layer_pieces]
         wide = candidate.recipe.precision == "fp32"
         facts = ShardingFacts(
-            num_shards=candidate.layout.data_parallel,
+            num_shards=candidate.num_shards,
+            num_copies=candidate.layout.data_parallel // candidate.num_shards,
             gather_dtype=DType.FP32 if wide else _DTYPES[spec.gather_dtype],
             reduce_dtype=DType.FP32 if wide else _DTYPES[candidate.stack.gradient_dtype],
             flat_parameters=spec.flat_parameters,

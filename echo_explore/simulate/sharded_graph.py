@@ -37,6 +37,7 @@ class ShardingFacts:
 
     Attributes:
         num_shards: ranks that hold a part of each parameter.
+        num_copies: groups of such ranks, whose gradients are summed after they are reduced (hybrid sharding).
         gather_dtype: of gathered parameters and of gradients before they are reduced.
         reduce_dtype: of gradients as they are reduced.
         flat_parameters: gathered parameters need no copy; gradients are divided before they are reduced (FSDP1).
@@ -45,6 +46,7 @@ class ShardingFacts:
     """
 
     num_shards: int
+    num_copies: int = 1
     gather_dtype: DType
     reduce_dtype: DType
     flat_parameters: bool
@@ -205,8 +207,7 @@ def _reduce(sequence: _Sequence, unit: Unit, facts: ShardingFacts, before: int) 
     if facts.flat_parameters:
         rows.append(_copy("fsdp.divide", unit.elements, facts.reduce_dtype, Phase.BACKWARD, written, written))
     shard = -(-unit.elements // facts.num_shards)
-    return sequence.rows(
-        *rows,
+    rows.append(
         OpRow(
             kind=OpKind.COLLECTIVE,
             phase=Phase.BACKWARD,
@@ -217,8 +218,24 @@ def _reduce(sequence: _Sequence, unit: Unit, facts: ShardingFacts, before: int) 
             collective=Collective.REDUCE_SCATTER,
             message_bytes=size * shard * facts.num_shards,
             asynchronous=True,
-        ),
+        )
     )
+    if facts.num_copies > 1:
+        # Approximation: queues with gathers and reductions, though it has a communicator of its own (over-estimates).
+        rows.append(
+            OpRow(
+                kind=OpKind.COLLECTIVE,
+                phase=Phase.BACKWARD,
+                dtype=facts.reduce_dtype,
+                name="c10d.allreduce_",
+                module="fsdp",
+                axis=Axis.DATA,
+                collective=Collective.ALL_REDUCE,
+                message_bytes=size * shard,
+                asynchronous=True,
+            )
+        )
+    return sequence.rows(*rows)
 
 
 def _copy(name: str, elements: int, dtype: DType, phase: Phase, read: float, written: float) -> OpRow:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from echo_explore.compute import flop
-from echo_explore.core import MissingCalibration
+from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.graph import Trace
@@ -87,11 +87,15 @@ class Simulator:
             fold=options.fold,
             record_spans=timeline is not None,
         )
+        if step.step_time_s <= 0.0:
+            raise SpecError(
+                "what-if", str(options.what_if.factors), "leaves no cause that takes time", "keep one above 0"
+            )
         if timeline is not None:
             write_perfetto(timeline, step)
         end = time.perf_counter()
         elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
-        warnings = (*pricer.extrapolated, *memory_warnings(memory))
+        warnings = (*pricer.extrapolated, *length_warnings(candidate), *memory_warnings(memory))
         return self._summary(candidate, trace, job, step, memory, options, elapsed, warnings)
 
     def _check_calibrated(self, candidate: Candidate) -> None:
@@ -191,6 +195,17 @@ def executed_flop(job: PipelineJob) -> float:
         per_rank = sum(float(c.forward.graph.flop.sum() + c.backward.graph.flop.sum()) for c in stage.chunks)
         total += per_rank * job.num_micro_batches * stage.multiplicity
     return total
+
+
+def length_warnings(candidate: Candidate) -> tuple[str, ...]:
+    """Lines where the sequence is far outside what the model and the kernel tables know."""
+    length, longest = candidate.recipe.sequence_length, candidate.model.max_sequence_length
+    if length <= longest:
+        return ()
+    return (
+        f"sequence_length {length} is beyond the {longest} of {candidate.model.name}: attention is extrapolated, and "
+        "mfu counts all of it without the causal mask (see mfu_causal)",
+    )
 
 
 def memory_warnings(memory: MemoryProfile) -> tuple[str, ...]:

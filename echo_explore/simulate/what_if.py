@@ -15,6 +15,8 @@ _AXES = {
     "pipeline": (Axis.PIPELINE, Axis.EMBEDDING),
 }
 _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
+LARGEST_FACTOR = 1e6
+"""Beyond this a factor is a slip, and sums of times lose their digits."""
 NAMES = ("compute", "communication", "host", *_AXES, *_CLASSES)
 
 
@@ -43,7 +45,7 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
     """The factors in `NAME=VALUE` texts.
 
     Raises:
-        SpecError: unknown name, repeated name, or a value that is not a finite number of 0 or more.
+        SpecError: unknown name, repeated name, or a value that is not a number from 0 to LARGEST_FACTOR.
     """
     factors: dict[str, float] = {}
     for text in texts:
@@ -58,7 +60,8 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
             factor = float(value)
         except ValueError:
             factor = math.nan
-        if not (math.isfinite(factor) and factor >= 0):
-            raise SpecError("what-if", text, "the value must be a number of 0 or more", f"write {name}=0.5")
+        if not 0 <= factor <= LARGEST_FACTOR:
+            rule = f"the value must be a number from 0 to {LARGEST_FACTOR:g}"
+            raise SpecError("what-if", text, rule, f"write {name}=0.5")
         factors[name] = factor
     return WhatIf(factors=factors)

@@ -2,7 +2,7 @@
 
 from echo_explore.specs.candidate import Candidate, make_candidate
 from echo_explore.specs.cluster import ClusterSpec, DeviceSpec, FabricSpec, NodeSpec
-from echo_explore.specs.job_options import JobOptions, candidate_of
+from echo_explore.specs.job_options import JobOptions, candidate_of, job_options
 from echo_explore.specs.layout import ParallelConfig, fill_data_parallel, parse_layout
 from echo_explore.specs.legality import check_legal
 from echo_explore.specs.load import load_cluster, load_model, load_space, load_stack, locate
@@ -28,6 +28,7 @@ __all__ = [
     "candidate_of",
     "check_legal",
     "fill_data_parallel",
+    "job_options",
     "layers_of_chunks",
     "load_cluster",
     "load_model",

@@ -34,6 +34,9 @@ StringTuple = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if i
 IntTuple = Annotated[tuple[int, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 BoolTuple = Annotated[tuple[bool, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 
+LARGEST = 10**9
+"""No count in a file is larger; beyond it a figure is a slip."""
+
 M = TypeVar("M", bound=StrictModel)
 
 
@@ -127,6 +130,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(str(path), "(TOML)", f"is not valid TOML: {error}", "correct that line") from None
     except UnicodeDecodeError as error:
         raise SpecError(str(path), "(TOML)", f"is not UTF-8: {error.reason}", "save it as UTF-8") from None
+    except (ValueError, RecursionError):  # numbers of thousands of digits, thousands of brackets
+        raise SpecError(str(path), "(TOML)", "holds a number too long or tables too deep", "correct the file") from None
     except OSError as error:
         raise SpecError("file", str(path), f"cannot be read: {error.strerror}", "check its permissions") from None
 
@@ -141,7 +146,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise SpecError(str(path), "(JSON)", f"cannot be read as JSON: {error}", "correct the file") from None
     if not isinstance(value, dict):
         raise SpecError(str(path), "(JSON)", "must hold one object", "give a config.json of a model")

@@ -11,6 +11,7 @@ from echo_explore.specs.legality import check_legal
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.native_legality import check_native
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.sharding import shard_ranks
 from echo_explore.specs.split import layers_of_chunks
 
 
@@ -46,6 +47,19 @@ class Candidate:
         """Tokens that all replicas train on in a step."""
         return self.recipe.global_batch_size * self.recipe.sequence_length
 
+    @property
+    def num_shards(self) -> int:
+        """Ranks over which a parameter is sharded: 1 unless the stack is on fsdp2."""
+        layout = self.layout
+        if self.stack.framework != "fsdp2":
+            return 1
+        return shard_ranks(
+            self.stack.sharding,
+            data_parallel=layout.data_parallel,
+            tensor_parallel=layout.tensor_parallel,
+            gpus_per_host=self.cluster.node.num_gpus,
+        )
+
     @cached_property
     def hash(self) -> str:
         """Content hash of everything in it."""
@@ -75,12 +89,19 @@ def make_candidate(
             f"{cluster.name} has max_nodes * gpus = {cluster.max_gpus}",
             "use fewer or raise max_nodes",
         )
+    if layout.num_gpus > cluster.node.domain_gpus and "none" in (cluster.fabric.kind, cluster.fabric.topology):
+        raise PlacementError(
+            "num_gpus",
+            layout.num_gpus,
+            f"{cluster.name} has no fabric between hosts, and one holds {cluster.node.domain_gpus}",
+            "use fewer GPUs, or describe the fabric",
+        )
     if recipe.precision != "fp32" and recipe.precision not in cluster.device.peak_flop_per_s:
         have = ", ".join(cluster.device.peak_flop_per_s)
         raise SpecError("precision", recipe.precision, f"{cluster.device.name} has no such rate", f"use one of {have}")
     recipe = stack.resolve(recipe)
     check_legal(model, layout, recipe)
-    check_native(model, layout, recipe, stack)
+    check_native(model, layout, recipe, stack, gpus_per_host=cluster.node.num_gpus)
     return Candidate(
         model=model,
         cluster=cluster,

@@ -1,9 +1,9 @@
 """From what a user types to a candidate: names looked up, overrides applied, defaults from model and stack."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from echo_explore.core import SpecError
+from echo_explore.core import SpecError, nearest
 from echo_explore.specs.base import validate
 from echo_explore.specs.candidate import Candidate, make_candidate
 from echo_explore.specs.layout import parse_layout
@@ -39,6 +39,25 @@ class JobOptions:
     overrides: tuple[str, ...] = field(default=())
 
 
+def job_options(values: dict[str, Any]) -> JobOptions:
+    """The options that keyword arguments name.
+
+    Raises:
+        SpecError: an unknown name, or one that must be given and is not.
+    """
+    known = {item.name: item for item in fields(JobOptions)}
+    for name in values:
+        if name not in known:
+            raise SpecError(name, values[name], "is not an option", f"did you mean {', '.join(nearest(name, known))}?")
+    for name, item in known.items():
+        if item.default is MISSING and item.default_factory is MISSING and name not in values:
+            raise SpecError(name, "(missing)", "must be given", f"add {name}=")
+    for name in ("model", "cluster", "layout"):
+        if not isinstance(values[name], str):
+            raise SpecError(name, values[name], "must be text", 'write for example layout="tp=8,pp=12"')
+    return JobOptions(**values)
+
+
 def candidate_of(options: JobOptions) -> Candidate:
     """The candidate that the options describe.
 
@@ -56,7 +75,7 @@ def candidate_of(options: JobOptions) -> Candidate:
     recipe_data: dict[str, Any] = {
         "global_batch_size": options.global_batch_size,
         "micro_batch_size": options.micro_batch_size,
-        "sequence_length": options.sequence_length or model.max_sequence_length,
+        "sequence_length": model.max_sequence_length if options.sequence_length is None else options.sequence_length,
         "precision": options.precision,
         "recompute": options.recompute,
         "schedule": options.schedule,

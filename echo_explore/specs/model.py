@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from echo_explore.core import SpecError
-from echo_explore.specs.base import StrictModel
+from echo_explore.specs.base import LARGEST, StrictModel
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times tensor_parallel [make_vocab_size_divisible_by, 0.16.1]."""
@@ -23,22 +23,22 @@ class MoeSpec(StrictModel):
         layer_frequency: every n-th of the other layers is a mixture, the rest dense.
     """
 
-    num_experts: int = Field(ge=1)
-    experts_per_token: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1)
-    shared_ffn_hidden_size: int = Field(default=0, ge=0)
-    first_dense_layers: int = Field(default=0, ge=0)
-    layer_frequency: int = Field(default=1, ge=1)
+    num_experts: int = Field(ge=1, le=LARGEST)
+    experts_per_token: int = Field(ge=1, le=LARGEST)
+    ffn_hidden_size: int = Field(ge=1, le=LARGEST)
+    shared_ffn_hidden_size: int = Field(default=0, ge=0, le=LARGEST)
+    first_dense_layers: int = Field(default=0, ge=0, le=LARGEST)
+    layer_frequency: int = Field(default=1, ge=1, le=LARGEST)
 
 
 class MlaSpec(StrictModel):
     """Multi-latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
-    q_lora_rank: int = Field(ge=0)
-    kv_lora_rank: int = Field(ge=1)
-    qk_nope_head_dim: int = Field(ge=1)
-    qk_rope_head_dim: int = Field(ge=1)
-    v_head_dim: int = Field(ge=1)
+    q_lora_rank: int = Field(ge=0, le=LARGEST)
+    kv_lora_rank: int = Field(ge=1, le=LARGEST)
+    qk_nope_head_dim: int = Field(ge=1, le=LARGEST)
+    qk_rope_head_dim: int = Field(ge=1, le=LARGEST)
+    v_head_dim: int = Field(ge=1, le=LARGEST)
 
 
 class ModelSpec(StrictModel):
@@ -61,15 +61,15 @@ class ModelSpec(StrictModel):
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
     architecture: Literal["gpt", "llama", "mixtral", "qwen3", "qwen3-moe", "deepseek-v3"] = "gpt"
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(default=1, ge=1)
-    head_dim: int = Field(default=1, ge=1)
-    vocab_size: int = Field(ge=1)
-    max_sequence_length: int = Field(ge=1)
-    attention_window: int = Field(default=0, ge=0)
+    num_layers: int = Field(ge=1, le=LARGEST)
+    hidden_size: int = Field(ge=1, le=LARGEST)
+    ffn_hidden_size: int = Field(ge=1, le=LARGEST)
+    num_attention_heads: int = Field(ge=1, le=LARGEST)
+    num_key_value_heads: int = Field(default=1, ge=1, le=LARGEST)
+    head_dim: int = Field(default=1, ge=1, le=LARGEST)
+    vocab_size: int = Field(ge=1, le=LARGEST)
+    max_sequence_length: int = Field(ge=1, le=LARGEST)
+    attention_window: int = Field(default=0, ge=0, le=LARGEST)
     normalization: Literal["layernorm", "rmsnorm"] = "layernorm"
     activation: Literal["gelu", "swiglu", "relu", "squared-relu"] = "gelu"
     position_embedding: Literal["learned", "rope", "alibi", "none"] = "learned"
@@ -80,7 +80,7 @@ class ModelSpec(StrictModel):
     embedding_norm: bool = False
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
-    multi_token_prediction_layers: int = Field(default=0, ge=0)
+    multi_token_prediction_layers: int = Field(default=0, ge=0, le=LARGEST)
 
     @model_validator(mode="before")
     @classmethod

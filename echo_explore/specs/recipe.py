@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from echo_explore.specs.base import Bytes, Seconds, StrictModel
+from echo_explore.specs.base import LARGEST, Bytes, Seconds, StrictModel
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
 Recompute = Literal["none", "selective", "full"]
@@ -49,9 +49,9 @@ class TrainingRecipe(StrictModel):
             (ZeRO-2); None: frees them.
     """
 
-    global_batch_size: int = Field(ge=1)
-    micro_batch_size: int = Field(ge=1)
-    sequence_length: int = Field(ge=1)
+    global_batch_size: int = Field(ge=1, le=LARGEST)
+    micro_batch_size: int = Field(ge=1, le=LARGEST)
+    sequence_length: int = Field(ge=1, le=LARGEST)
     precision: TrainPrecision = "bf16"
     recompute: Recompute = "none"
     schedule: ScheduleName = "auto"

@@ -18,8 +18,21 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
             matrix sizes of layers and output layer (nanotron).
 
     Raises:
-        SpecError: the layers do not divide and there is neither a split nor a rule.
+        SpecError: the layers do not divide and there is neither a split nor a rule, or a chunk would be empty.
     """
+    split = _split(model, layout, rule)
+    empty = [chunk for chunk, count in enumerate(split[1:-1], start=1) if count == 0]
+    if empty:
+        raise SpecError(
+            "layer_split",
+            str(list(split)),
+            f"chunk {empty[0]} would hold nothing: only the first and the last have embedding or loss",
+            "give every chunk between them a layer, or use fewer stages",
+        )
+    return split
+
+
+def _split(model: ModelSpec, layout: ParallelConfig, rule: str) -> tuple[int, ...]:
     layers, chunks = model.num_layers, layout.num_chunks
     if layout.layer_split:
         if sum(layout.layer_split) != layers:

@@ -50,8 +50,9 @@ class ClassTimes:
 
 
 def breakdown_of(charges: Floats) -> dict[str, float]:
-    """Seconds by key of `BREAKDOWN_KEYS`."""
-    return {key: float(charges[column]) for key, column in BREAKDOWN_KEYS.items()}
+    """Seconds by key of `BREAKDOWN_KEYS`; rounding below 0 is cut off in the parts, which add up to nothing."""
+    seconds = {key: float(charges[column]) for key, column in BREAKDOWN_KEYS.items()}
+    return seconds | {key: max(0.0, seconds[key]) for key in ("recompute_s", "interference_s")}
 
 
 def class_times(label: str, multiplicity: int, finish_s: float, charges: Floats) -> ClassTimes:

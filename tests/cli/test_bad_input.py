@@ -47,7 +47,7 @@ NOBODY = 65534
         ({"layer_split": ",".join(["9"] * 12)}, "sums to 108, not num_layers = 96"),
         ({"fidelity": "fine"}, "fidelity = 'fine': must be kernel or block"),
         ({"what_if": "tensr=0"}, "what-if = 'tensr=0': unknown name 'tensr'; fix: did you mean tensor, "),
-        ({"what_if": "tensor=much"}, "what-if = 'tensor=much': the value must be a number of 0 or more"),
+        ({"what_if": "tensor=much"}, "what-if = 'tensor=much': the value must be a number from 0 to 1e+06"),
         ({"set": "cluster.node.nics"}, "set = 'cluster.node.nics': must be path=value"),
         ({"set": "clutser.node.nics=4"}, "set = 'clutser.node.nics=4': unknown start 'clutser'"),
         ({"set": "cluster.node.nicks=4"}, "node.nicks = 4: is not a known key; fix: did you mean nics, "),

@@ -1,17 +1,33 @@
 """What is wrong with a file or an argument is told in one line: field, value, rule, fix."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from echo_explore.core import SpecError, UnitError
+from echo_explore.core import PlacementError, SpecError, UnitError
 from echo_explore.core.home import find_data_file
 from echo_explore.graph.kinds import OpClass
-from echo_explore.specs import ParallelConfig, load_cluster, load_model, load_space, load_stack, parse_layout
+from echo_explore.specs import (
+    JobOptions,
+    ParallelConfig,
+    candidate_of,
+    job_options,
+    load_cluster,
+    load_model,
+    load_space,
+    load_stack,
+    parse_layout,
+)
 from echo_explore.specs.recipe import OpClassName
 
 CLUSTER = "h100-ndr"
+JOB: dict[str, Any] = {
+    "model": "gpt3-175b",
+    "cluster": "h800-ndr",
+    "global_batch_size": 192,
+    "micro_batch_size": 1,
+}
 
 
 def changed(tmp_path: Path, kind: str, name: str, old: str, new: str) -> str:
@@ -343,3 +359,57 @@ def test_stack_file(tmp_path: Path, line: str, message: str) -> None:
 
 def test_op_classes_are_those_of_the_graph() -> None:
     assert set(get_args(OpClassName)) == {op.name.lower() for op in OpClass} - {"none"}
+
+
+def test_no_chunk_between_the_ends_is_empty() -> None:
+    with pytest.raises(SpecError, match=r"layer_split = .*: chunk 1 would hold nothing.*; fix: "):
+        candidate_of(JobOptions(**JOB, layout="tp=8,pp=12", layer_split="16,0,8,8,8,8,8,8,8,8,8,8"))
+
+
+def test_the_ends_may_hold_no_layer() -> None:
+    job = JobOptions(**JOB, layout="tp=8,pp=3", layer_split="0,96,0")
+    assert candidate_of(job).chunk_layers == (0, 96, 0)
+
+
+def test_no_sequence_is_not_the_models_own() -> None:
+    with pytest.raises(SpecError, match=r"sequence_length = 0"):
+        candidate_of(JobOptions(**JOB, layout="tp=8,pp=12", sequence_length=0))
+
+
+def test_hosts_without_a_fabric_run_alone() -> None:
+    job = JobOptions(**JOB, layout="tp=8,pp=12", overrides=('cluster.fabric.topology="none"',))
+    with pytest.raises(PlacementError, match="no fabric between hosts"):
+        candidate_of(job)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("num = " + "9" * 5000, "number too long"), ("deep = " + "[" * 5000, "number too long")],
+)
+def test_toml_that_the_parser_chokes_on(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=what):
+        load_cluster(str(path))
+
+
+def test_json_that_the_parser_chokes_on(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(SpecError, match="cannot be read as JSON"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize("field", ["model.vocab_size", "model.ffn_hidden_size", "recipe.global_batch_size"])
+def test_counts_have_a_largest_value(field: str) -> None:
+    with pytest.raises(SpecError, match=r"at most|1000000000"):
+        candidate_of(JobOptions(**JOB, layout="tp=8,pp=12", overrides=(f"{field}=999999999999",)))
+
+
+def test_keyword_arguments_are_checked() -> None:
+    with pytest.raises(SpecError, match=r"global_batch = 192: is not an option; fix: did you mean global_batch_size"):
+        job_options({**JOB, "layout": "tp=8", "global_batch": 192})
+    with pytest.raises(SpecError, match=r"layout = '\(missing\)': must be given"):
+        job_options(dict(JOB))
+    with pytest.raises(SpecError, match=r"layout = .*: must be text"):
+        job_options({**JOB, "layout": {"tp": 8}})
