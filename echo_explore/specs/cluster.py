@@ -5,7 +5,17 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from echo_explore.core import SpecError, parse_quantity
-from echo_explore.specs.base import Bytes, BytesPerSecond, Hertz, Seconds, StrictModel, UsdPerHour, Watts
+from echo_explore.specs.base import (
+    LARGEST,
+    Bytes,
+    BytesPerSecond,
+    Hertz,
+    IntTuple,
+    Seconds,
+    StrictModel,
+    UsdPerHour,
+    Watts,
+)
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
@@ -29,7 +39,7 @@ class DeviceSpec(StrictModel):
     name: str
     calibration: str
     architecture: Literal["volta", "ampere", "hopper", "blackwell", "ada", "cdna3", "cdna4"]
-    num_sms: int = Field(ge=1)
+    num_sms: int = Field(ge=1, le=LARGEST)
     clock_hz: Hertz = Field(alias="clock")
     memory_bytes: Bytes = Field(alias="memory")
     memory_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="memory_bandwidth")
@@ -67,10 +77,12 @@ class NodeSpec(StrictModel):
         in_network_reduction: the scale-up switch can reduce (NVLS).
         num_nics: network cards used for training traffic.
         nic_bandwidth_bytes_per_s: of one card, one direction.
-        pcie_bandwidth_bytes_per_s: of one GPU to its host or card, one direction.
+        pcie_bandwidth_bytes_per_s: of one GPU to its host or card, one direction; also of a PCIe switch's uplink.
+        gpus_per_pcie_switch: GPUs that share a PCIe switch and its uplink; 0: as many as there are GPUs to a card.
+        nic_place: cards lie under the GPUs' PCIe switches, or at the root complex, behind the uplinks.
     """
 
-    num_gpus: int = Field(alias="gpus", ge=1)
+    num_gpus: int = Field(alias="gpus", ge=1, le=LARGEST)
     scale_up_gpus: int = Field(default=0, ge=0)
     link: Literal["nvlink", "nvswitch", "infinity-fabric", "pcie"]
     link_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="link_bandwidth")
@@ -79,6 +91,8 @@ class NodeSpec(StrictModel):
     num_nics: int = Field(alias="nics", ge=0)
     nic_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="nic_bandwidth")
     pcie_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="pcie_bandwidth")
+    gpus_per_pcie_switch: int = Field(default=0, ge=0)
+    nic_place: Literal["switch", "root"] = "switch"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -92,6 +106,17 @@ class NodeSpec(StrictModel):
                 f"must be a multiple of node.gpus = {self.num_gpus}",
                 "correct one of them",
             )
+        if self.gpus_per_pcie_switch and self.num_gpus % self.gpus_per_pcie_switch:
+            raise SpecError(
+                "node.gpus_per_pcie_switch",
+                self.gpus_per_pcie_switch,
+                f"must divide node.gpus = {self.num_gpus}",
+                "correct one of them",
+            )
+        if self.nic_place == "root" and not self.gpus_per_pcie_switch:
+            raise SpecError(
+                "node.nic_place", "root", "needs node.gpus_per_pcie_switch, whose uplinks the cards share", "give it"
+            )
         return self
 
     @property
@@ -101,8 +126,11 @@ class NodeSpec(StrictModel):
 
     @property
     def network_bandwidth_bytes_per_s(self) -> float:
-        """All cards of one host together, one direction."""
-        return self.num_nics * self.nic_bandwidth_bytes_per_s
+        """All cards of one host together, one direction; not more than the uplinks that lead to them."""
+        cards = self.num_nics * self.nic_bandwidth_bytes_per_s
+        if self.nic_place == "switch":
+            return cards
+        return min(cards, self.num_gpus // self.gpus_per_pcie_switch * self.pcie_bandwidth_bytes_per_s)
 
 
 class FabricSpec(StrictModel):
@@ -111,16 +139,43 @@ class FabricSpec(StrictModel):
     Attributes:
         latency_s: one message between two hosts, card to card, as NCCL sees it.
         oversubscription: host bandwidth over bandwidth above the leaf switches; 1 is non-blocking.
-        nodes_per_leaf: hosts under one leaf switch (or rail group).
+        nodes_per_leaf: hosts under one leaf switch (or rail group; a dragonfly's router; a BiGraph's pair of switches).
+        hop_latency_s: each further cable between switches; 0: counted in `latency`.
+        leaves_per_pod: leaf switches (or rail groups; a dragonfly's routers) in a pod under cores; 0: no cores.
+        core_oversubscription: bandwidth below over bandwidth above a pod's spines.
+        dims: hosts along each dimension of a torus or mesh.
         in_network_reduction: switches can reduce (SHARP) and the stack uses it.
     """
 
     kind: Literal["infiniband", "roce", "ethernet", "efa", "none"]
-    topology: Literal["fat-tree", "rail-optimised", "single-switch", "none"] = "rail-optimised"
+    topology: Literal[
+        "fat-tree", "rail-optimised", "single-switch", "dragonfly", "torus", "mesh", "bigraph", "none"
+    ] = "rail-optimised"
     latency_s: Seconds = Field(alias="latency")
     oversubscription: float = Field(default=1.0, ge=1.0)
-    nodes_per_leaf: int = Field(default=32, ge=1)
+    nodes_per_leaf: int = Field(default=32, ge=1, le=LARGEST)
     in_network_reduction: bool = False
+    hop_latency_s: Seconds = Field(alias="hop_latency", default=0.0)
+    leaves_per_pod: int = Field(default=0, ge=0)
+    core_oversubscription: float = Field(default=1.0, ge=1.0)
+    dims: IntTuple = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        grid = self.topology in ("torus", "mesh")
+        if grid != bool(self.dims):
+            rule = "must hold the hosts along each dimension of a torus or mesh, and of nothing else"
+            raise SpecError("fabric.dims", str(list(self.dims)), rule, "write for example dims = [8, 8]")
+        if any(size < 1 for size in self.dims):
+            raise SpecError("fabric.dims", str(list(self.dims)), "must be 1 or more each", "correct them")
+        if self.core_oversubscription > 1.0 and not self.leaves_per_pod:
+            raise SpecError(
+                "fabric.core_oversubscription",
+                self.core_oversubscription,
+                "needs cores, which join pods",
+                "give leaves_per_pod, or leave it out",
+            )
+        return self
 
 
 class PriceSpec(StrictModel):
@@ -135,7 +190,7 @@ class ClusterSpec(StrictModel):
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
     description: str = ""
-    max_nodes: int = Field(ge=1)
+    max_nodes: int = Field(ge=1, le=LARGEST)
     device: DeviceSpec
     node: NodeSpec
     fabric: FabricSpec

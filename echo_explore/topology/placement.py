@@ -3,7 +3,7 @@
 Ranks count up in the order tensor, context, data, pipeline (Megatron's `tp-cp-ep-dp-pp`), and rank r runs on device r.
 With stage size S = tp * cp * dp, rank r has pipeline stage r // S. Experts are split over tensor ranks too (Megatron's
 default, expert tensor parallelism = tp): ep neighbouring tensor groups hold different experts, and cp * dp / ep of them
-the same ones.
+the same ones. Another order of axes, or a GPU of one's own choice for every rank, is a `Placement`.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import numpy as np
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph.kinds import Axis
 from echo_explore.specs import ClusterSpec, ParallelConfig
+from echo_explore.topology.rank_order import DEFAULT_PLACEMENT, Placement, Ranks, axis_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,9 @@ class GroupShape:
         return -(-self.num_ranks // self.ranks_per_node)
 
 
-def group_shape(axis: Axis, layout: ParallelConfig, cluster: ClusterSpec) -> GroupShape:
+def group_shape(
+    axis: Axis, layout: ParallelConfig, cluster: ClusterSpec, placement: Placement = DEFAULT_PLACEMENT
+) -> GroupShape:
     """The shape of the groups of an axis.
 
     Groups that lie unevenly over domains are taken at their worst: as many domains as the most spread group spans, and
@@ -44,27 +47,41 @@ def group_shape(axis: Axis, layout: ParallelConfig, cluster: ClusterSpec) -> Gro
 
     Raises:
         SpecError: the axis has no groups (NONE), or data_parallel is not known yet.
-        PlacementError: for the axes of experts, ep does not divide cp * dp.
+        PlacementError: for the axes of experts, ep does not divide cp * dp; the placement does not fit the layout or
+            the cluster.
     """
+    if not placement.is_default:
+        return _placed_shape(axis, layout, cluster, placement)
     domain = domain_size(layout, cluster)
     if axis == Axis.MODEL:
         return _model_shape(layout.tensor_parallel, layout.pipeline_parallel, _stage_gpus(layout), domain)
+    if axis == Axis.EMBEDDING:
+        return _embedding_shape(layout.pipeline_parallel, _stage_gpus(layout), domain)
     num_ranks, stride = _axis_grid(axis, layout)
     return _strided_shape(num_ranks, stride, domain, layout.num_gpus)
 
 
-def pipeline_boundary(layout: ParallelConfig, cluster: ClusterSpec, from_stage: int) -> GroupShape:
+def pipeline_boundary(
+    layout: ParallelConfig, cluster: ClusterSpec, from_stage: int, placement: Placement = DEFAULT_PLACEMENT
+) -> GroupShape:
     """The shape of the pairs that carry activations from a stage to the next (from the last to the first under
     interleaving): ranks_per_node 2 if every pair lies in one domain, else 1.
 
     Raises:
         SpecError: there is no such stage, or data_parallel is not known yet.
+        PlacementError: the placement does not fit the layout or the cluster.
     """  # noqa: D205
     stages = layout.pipeline_parallel
     if not 0 <= from_stage < stages:
         raise SpecError("from_stage", from_stage, f"must lie in 0..{stages - 1}", "name a pipeline stage")
     to_stage = (from_stage + 1) % stages
-    return _pair_shape(_stage_gpus(layout), from_stage, to_stage, domain_size(layout, cluster))
+    if placement.is_default or stages == 1:
+        return _pair_shape(_stage_gpus(layout), from_stage, to_stage, domain_size(layout, cluster))
+    pipelines = placement.devices(layout, max_gpus=cluster.max_gpus)[
+        axis_groups(Axis.PIPELINE, layout, placement.order)
+    ]
+    domain = _placed_domain(layout, cluster, placement)
+    return _crossing_shape(pipelines[:, from_stage] // domain, pipelines[:, to_stage] // domain)
 
 
 def domain_size(layout: ParallelConfig, cluster: ClusterSpec) -> int:
@@ -103,7 +120,6 @@ def _axis_grid(axis: Axis, layout: ParallelConfig) -> tuple[int, int]:
         Axis.EXPERT: (expert, tensor),
         Axis.EXPERT_DATA: (replicas // expert, tensor * expert),
         Axis.PIPELINE: (min(stages, 2), stage),
-        Axis.EMBEDDING: (min(stages, 2), stage * (stages - 1)),
     }
     if axis not in grids:
         raise SpecError("axis", axis.name, "has no communication groups", "name a parallelism axis")
@@ -134,16 +150,49 @@ def _model_shape(tensor: int, stages: int, stage_gpus: int, domain: int) -> Grou
     return _worst(starts, offsets, domain, stages * stage_gpus)
 
 
+@lru_cache(maxsize=4096)
+def _embedding_shape(stages: int, stage_gpus: int, domain: int) -> GroupShape:
+    """Pairs {a, a + (stages - 1) * stage_gpus} for a < stage_gpus; other stages have none."""
+    if stages == 1:
+        return GroupShape(num_ranks=1, ranks_per_node=1, groups_per_node=min(domain, stage_gpus))
+    far = (stages - 1) * stage_gpus
+    starts = np.arange(min(stage_gpus, domain))
+    in_pair = np.concatenate([starts, far + starts]) // domain
+    most = domain if stage_gpus >= domain else int(np.unique(in_pair, return_counts=True)[1].max())
+    return _worst(starts, np.array([0, far]), domain, most)
+
+
 def _worst(starts: np.ndarray, offsets: np.ndarray, domain: int, num_gpus: int) -> GroupShape:
-    """The shape of the most spread of the groups {start + offset}."""
-    num_ranks = len(offsets)
-    domains = np.sort((starts[:, None] + offsets[None, :]) // domain, axis=1)
-    span = int(1 + (np.diff(domains, axis=1) > 0).sum(axis=1).max())
+    """The shape of the most spread of the groups {start + offset}; `num_gpus` have such a group."""
+    return _spread_shape((starts[:, None] + offsets[None, :]) // domain, min(domain, num_gpus))
+
+
+def _spread_shape(domains: np.ndarray, most: int) -> GroupShape:
+    """The shape of the most spread of groups whose ranks lie in `domains`, one group a row.
+
+    `most` is the largest number of ranks of such groups in one domain.
+    """
+    num_ranks = domains.shape[1]
+    span = int(1 + (np.diff(np.sort(domains, axis=1), axis=1) > 0).sum(axis=1).max())
     ranks_per_node = -(-num_ranks // span)
     if span > 1:  # the largest count with which num_nodes is at least the span
         ranks_per_node = min(ranks_per_node, -(-num_ranks // (span - 1)) - 1)
-    sharing = -(-min(domain, num_gpus) // ranks_per_node)
-    return GroupShape(num_ranks=num_ranks, ranks_per_node=ranks_per_node, groups_per_node=sharing)
+    return GroupShape(num_ranks=num_ranks, ranks_per_node=ranks_per_node, groups_per_node=-(-most // ranks_per_node))
+
+
+def _placed_domain(layout: ParallelConfig, cluster: ClusterSpec, placement: Placement) -> int:
+    """GPUs of a domain: with a map those of the cluster, since the map names them; else as many as the job uses."""
+    return cluster.node.domain_gpus if placement.device_of_rank else domain_size(layout, cluster)
+
+
+def _placed_shape(axis: Axis, layout: ParallelConfig, cluster: ClusterSpec, placement: Placement) -> GroupShape:
+    """The shape under any placement, from the groups themselves."""
+    groups: Ranks = axis_groups(axis, layout, placement.order)
+    if axis == Axis.PIPELINE:
+        groups = groups[:, :2]
+    domains = placement.devices(layout, max_gpus=cluster.max_gpus)[groups] // _placed_domain(layout, cluster, placement)
+    most = int(np.unique(domains, return_counts=True)[1].max())
+    return _spread_shape(domains, most)
 
 
 @lru_cache(maxsize=4096)
@@ -153,9 +202,14 @@ def _pair_shape(stage_gpus: int, from_stage: int, to_stage: int, domain: int) ->
         return GroupShape(num_ranks=1, ranks_per_node=1, groups_per_node=min(stage_gpus, domain))
     senders = from_stage * stage_gpus + np.arange(stage_gpus)
     receivers = senders + (to_stage - from_stage) * stage_gpus
-    crosses = senders // domain != receivers // domain
+    return _crossing_shape(senders // domain, receivers // domain)
+
+
+def _crossing_shape(senders: np.ndarray, receivers: np.ndarray) -> GroupShape:
+    """The shape of pairs from their domains."""
+    crosses = senders != receivers
     if not crosses.any():
-        most = np.unique(senders // domain, return_counts=True)[1].max()
+        most = np.unique(senders, return_counts=True)[1].max()
         return GroupShape(num_ranks=2, ranks_per_node=2, groups_per_node=int(most))
-    most = np.unique(senders[crosses] // domain, return_counts=True)[1].max()
+    most = np.unique(senders[crosses], return_counts=True)[1].max()
     return GroupShape(num_ranks=2, ranks_per_node=1, groups_per_node=int(most))

@@ -20,6 +20,7 @@ CLUSTERS = (
         "h200-ndr",
     ),
     *("b200-ndr", "b300-xdr", "gb200-nvl72", "gb300-nvl72", "mi300x-roce", "mi325x-roce", "mi355x-roce"),
+    *("v100-pcie-shared-uplinks", "v100-pcie-own-uplinks"),
 )
 MODELS = (
     *(
