@@ -94,17 +94,16 @@ class NativeJobBuilder:
             return None
         # Groups of neighbours and groups across them lie as those of experts do.
         layout = candidate.layout.model_copy(update={"expert_parallel": candidate.num_shards})
-        parts = self._pricer.over(replace(candidate, layout=layout))
-        return parts
+        return self._pricer.over(replace(candidate, layout=layout))
 
-    @staticmethod
-    def _over_groups(priced: TimedGraph, pricer: Pricer) -> TimedGraph:
-        graph = priced.graph
+    def _over_groups(self, priced: TimedGraph, pricer: Pricer) -> TimedGraph:
+        graph, factor = priced.graph, self._what_if.axis_factor(Axis.DATA)
         time_s, sigma_log = priced.time_s.copy(), priced.sigma_log.copy()
         for row in np.flatnonzero(graph.is_collective).tolist():
             kind = Collective(int(graph.collective[row]))
             axis = Axis.EXPERT_DATA if kind == Collective.ALL_REDUCE else Axis.EXPERT
-            time_s[row], sigma_log[row] = pricer.collective(axis, kind, float(graph.message_bytes[row]))
+            alone_s, sigma_log[row] = pricer.collective(axis, kind, float(graph.message_bytes[row]))
+            time_s[row] = alone_s * factor
         return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=priced.pair_class)
 
     # -- chunks -------------------------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ class Pricer:
         self._what_if = what_if
         self.extrapolated: dict[str, None] = {}
 
+    def over(self, candidate: Candidate) -> "Pricer":
+        """The same models for another candidate, without factors."""
+        return Pricer(candidate, compute=self._compute, collective=self._collective, what_if=WhatIf())
+
     def price(self, graph: ExecutionGraph) -> TimedGraph:
         """The graph with the time of each row alone."""
         kernels = self._compute.kernel_times(graph, self._candidate.cluster.device, self._candidate.stack)

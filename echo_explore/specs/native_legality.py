@@ -4,9 +4,12 @@ from echo_explore.core import PlacementError, SpecError
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.sharding import shard_ranks
 
 
-def check_native(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe, stack: StackProfile) -> None:
+def check_native(
+    model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe, stack: StackProfile, *, gpus_per_host: int
+) -> None:
     """Refuse what a stack on FSDP2 or DDP does not do, or what is not traced for it yet.
 
     Raises:
@@ -38,6 +41,16 @@ def check_native(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecip
     if layout.tensor_parallel > 1 and not layout.sequence_parallel:
         raise PlacementError(
             "layout.sp", 0, "DTensor plans of fsdp2 split the sequence between tensor-parallel layers", "add sp=1"
+        )
+    shards = shard_ranks(
+        stack.sharding,
+        data_parallel=layout.data_parallel,
+        tensor_parallel=layout.tensor_parallel,
+        gpus_per_host=gpus_per_host,
+    )
+    if stack.framework == "fsdp2" and layout.data_parallel % shards:
+        raise PlacementError(
+            "layout.dp", layout.data_parallel, f"hybrid sharding needs a multiple of {shards}", "fill whole hosts"
         )
     if layout.tensor_parallel > model.num_key_value_heads:
         raise PlacementError(

@@ -11,15 +11,25 @@ class ShardingSpec(StrictModel):
     """Fully sharded data parallelism of a stack: every layer is a unit, embedding and head are one more, the root.
 
     Attributes:
+        group: ranks over which a parameter is sharded: all replicas, or those of one host, with copies on every host
+            whose gradients are summed too (hybrid sharding).
         gather_dtype: in which parameters are gathered and used; sharded ones stay in fp32.
         flat_parameters: the parameters of a unit are one flat array (FSDP1), so that gathered ones need no copy and
             gradients are divided before they are reduced; else each is sharded by itself (FSDP2).
         reshard_last_layer: the last layer's parameters are freed after its forward although its backward comes next.
     """
 
+    group: Literal["all", "host"] = "all"
     gather_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     flat_parameters: bool = False
     reshard_last_layer: bool = True
+
+
+def shard_ranks(spec: ShardingSpec, *, data_parallel: int, tensor_parallel: int, gpus_per_host: int) -> int:
+    """Ranks over which fsdp2 shards a parameter."""
+    if spec.group == "all":
+        return data_parallel
+    return min(data_parallel, max(1, gpus_per_host // tensor_parallel))
 
 
 class BucketSpec(StrictModel):

@@ -70,6 +70,23 @@ def test_zero_2_gathers_in_the_forward_only_and_needs_more_memory() -> None:
     assert simulator().memory_of(kept).peak_bytes > simulator().memory_of(native()).peak_bytes
 
 
+def test_hybrid_sharding_gathers_within_a_host_and_sums_across_hosts() -> None:
+    hybrid = native("dp=64", stack="fms-fsdp")
+    assert (hybrid.num_shards, native("dp=4", stack="fms-fsdp").num_shards) == (8, 4)
+    whole = native("dp=64", stack="fms-fsdp", overrides=("stack.sharding.group=all",))
+    backward = job_of(hybrid).stages[0].chunks[0].backward
+    kinds = backward.graph.collective
+    assert (kinds == Collective.ALL_REDUCE).sum() == (kinds == Collective.REDUCE_SCATTER).sum() == 33
+    sums = backward.graph.message_bytes[kinds == Collective.ALL_REDUCE].sum()
+    assert sums == pytest.approx(backward.graph.message_bytes[kinds == Collective.REDUCE_SCATTER].sum() / 8)
+    times = [job_of(one).stages[0].chunks[0].forward.time_s.sum() for one in (hybrid, whole)]
+    assert times[0] < times[1]
+    memory = [simulator().memory_of(one).stages[0].static_bytes for one in (hybrid, whole)]
+    assert memory[0] == pytest.approx(8 * memory[1])
+    with pytest.raises(EchoError, match="hybrid sharding needs a multiple of 8"):
+        native("dp=12", stack="fms-fsdp", global_batch_size=24)
+
+
 def test_one_replica_does_not_communicate() -> None:
     for framework in ("fsdp2", "ddp"):
         (stage,) = job_of(native("dp=1", framework=framework)).stages
