@@ -1,7 +1,7 @@
 """The legal points of a search space, in an order that depends on nothing but the space.
 
-Legal is decided by `specs` alone (`fill_data_parallel`, `layers_of_chunks`, `check_legal`): there is no second copy of
-those rules here. What this module adds are the choices of the space and the rules that its user wrote.
+Legal is decided by `specs` alone (`fill_data_parallel`, `layers_of_chunks`, `check_legal`, `check_native`): there is no
+second copy of those rules here. What this module adds are the choices of the space and the rules that its user wrote.
 """
 
 from collections import Counter
@@ -22,6 +22,7 @@ from echo_explore.specs import (
     StackProfile,
     TrainingRecipe,
     check_legal,
+    check_native,
     fill_data_parallel,
     layers_of_chunks,
     load_cluster,
@@ -225,7 +226,10 @@ def _legal_layouts(resolved: ResolvedSpace, reasons: Counter[str]) -> Iterator[P
 def _points_of_layout(resolved: ResolvedSpace, layout: ParallelConfig, reasons: Counter[str]) -> Iterator[SearchPoint]:
     for micro_batch_size, recompute in product(resolved.axes.micro_batch_size, resolved.axes.recompute):
         try:
-            check_legal(resolved.model, layout, _recipe(resolved, micro_batch_size, recompute))
+            recipe = _recipe(resolved, micro_batch_size, recompute)
+            check_legal(resolved.model, layout, recipe)
+            gpus_per_host = resolved.cluster.node.num_gpus
+            check_native(resolved.model, layout, recipe, resolved.stack, gpus_per_host=gpus_per_host)
         except SpecError as error:
             reasons[error.rule] += 1
             continue

@@ -7,6 +7,7 @@ from echo_explore.specs.layout import ParallelConfig, fill_data_parallel, parse_
 from echo_explore.specs.legality import check_legal
 from echo_explore.specs.load import load_cluster, load_model, load_space, load_stack, locate
 from echo_explore.specs.model import MlaSpec, ModelSpec, MoeSpec
+from echo_explore.specs.native_legality import check_native
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
 from echo_explore.specs.space import SearchSpace
 from echo_explore.specs.split import layers_of_chunks
@@ -27,6 +28,7 @@ __all__ = [
     "TrainingRecipe",
     "candidate_of",
     "check_legal",
+    "check_native",
     "fill_data_parallel",
     "job_options",
     "layers_of_chunks",

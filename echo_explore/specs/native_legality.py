@@ -59,6 +59,12 @@ def check_native(
             f"DTensor splits num_key_value_heads = {model.num_key_value_heads}",
             "use a smaller tp",
         )
+    if layout.tensor_parallel > 1 and model.position_embedding == "learned":
+        raise PlacementError(
+            "layout.tp", layout.tensor_parallel, "learned positions are not split by DTensor plans", "use tp=1"
+        )
+    if stack.framework == "ddp" and recipe.recompute == "selective":
+        raise SpecError("recompute", "selective", "is traced for fsdp2 only", "use none or full")
     for name, value in (("model.moe", model.moe), ("model.mla", model.mla)):
         if value is not None:
             raise SpecError(name, model.name, f"is not traced for {stack.framework}", "use --framework megatron")
