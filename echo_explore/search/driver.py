@@ -2,9 +2,11 @@
 
 Trial n is proposed, and bounded away or not, from the results of trials <= n - window alone. So the study is a function
 of space, seed and window: one process and a cluster of any size give the same trials. A study that was interrupted is
-continued by the same loop: results that the ledger holds take the place of evaluations.
+continued by the same loop: results that the ledger holds take the place of evaluations. Where failures are retried, the
+retries are the next trials after those that the ledger holds, before anything new is proposed.
 """
 
+import collections
 import logging
 import math
 from collections.abc import Callable
@@ -13,8 +15,9 @@ from typing import Literal
 
 from echo_explore.core import StudyError
 from echo_explore.search.enumerate import BoundedPoint, EnumerateProposer
+from echo_explore.search.failures import standing_failures, too_many
 from echo_explore.search.ledger import Ledger
-from echo_explore.search.objective import add_to_front, dominates, objective_values
+from echo_explore.search.objective import add_to_front, dominates, format_objective, objective_values
 from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Completed, Mirror, Pool, Proposer, TrialRecord
 from echo_explore.search.progress import Progress, ProgressState
@@ -22,10 +25,6 @@ from echo_explore.specs import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 3
-"""Failures of different candidates after which a study stops."""
-MAX_FAILURE_FRACTION = 0.05
-"""Failures over planned trials at which it stops even before: one is enough where 20 trials or fewer are planned."""
 _WAIT_S = 0.2
 
 Ending = Literal["exhausted", "trials", "failures", "interrupted"]
@@ -39,14 +38,14 @@ class DriverOptions:
         num_legal: legal points of the space.
         max_trials: trials after which the study ends; None: when nothing is left to try.
         window: trials by which proposals lag behind results.
-        forgive_failures: failures that the ledger holds already do not count towards stopping.
+        retry_failures: evaluate again what the ledger holds as failed; what failed once does not stop the study.
     """
 
     num_legal: int
     max_trials: int | None
     window: int
     objectives: tuple[str, ...]
-    forgive_failures: bool = False
+    retry_failures: bool = False
 
 
 class Driver:
@@ -75,6 +74,11 @@ class Driver:
         self._progress = progress
         self._stop = stop
         self._replay = tuple(ledger.records)
+        failed = [record.point for record in standing_failures(self._replay)] if options.retry_failures else []
+        self._retries = collections.deque(failed)
+        self._forgiven = frozenset(record.point for record in self._replay if record.state == "failed")
+        self._failed: set[SearchPoint] = set()  # of the trials gone through again
+        self._num_retries = 0
         self._points: list[SearchPoint] = []  # of every proposed trial
         self._ready: dict[int, TrialRecord] = {}  # ended but not yet counted
         self._num_told = 0
@@ -99,7 +103,7 @@ class Driver:
             self._count()
             if self._too_many_failures():
                 return "failures"
-            if self._finished() and self._num_proposed == len(self.records):
+            if self._finished() and not self._retries and self._num_proposed == len(self.records):
                 return "exhausted" if self._exhausted else "trials"
             if self._stop():
                 return "interrupted"
@@ -117,14 +121,17 @@ class Driver:
 
     def _finished(self) -> bool:
         limit = self._options.max_trials
-        return self._exhausted or (limit is not None and self._num_proposed >= limit)
+        if limit is None or self._num_proposed < len(self._replay):
+            return self._exhausted
+        return self._exhausted or self._num_proposed - self._num_retries >= limit
 
     def _num_counted(self) -> int:
         """Trials whose results may be told: during replay no more than were proposed."""
         return min(len(self.records), self._num_proposed)
 
     def _can_propose(self) -> bool:
-        return not self._finished() and self._num_proposed - self._options.window < self._num_counted()
+        wanted = bool(self._retries) or not self._finished()
+        return wanted and self._num_proposed - self._options.window < self._num_counted()
 
     def _propose(self) -> None:
         """Propose as far as the window allows."""
@@ -132,7 +139,7 @@ class Driver:
             trial = self._num_proposed
             while self._num_told <= trial - self._options.window:
                 self._tell(self.records[self._num_told])
-            point = self._proposer.propose(trial)
+            point = self._next_point(trial)
             if point is None:
                 self._exhausted = True
                 return
@@ -145,6 +152,21 @@ class Driver:
                 self._ready[trial] = bounded
             else:
                 self._pool.submit(trial, point)
+
+    def _next_point(self, trial: int) -> SearchPoint | None:
+        """The point of a trial: a retry, or what the proposer, which knows nothing of retries, proposes next."""
+        if trial < len(self._replay):
+            record = self._replay[trial]
+            is_retry = record.point in self._failed
+            if record.state == "failed":
+                self._failed.add(record.point)
+            if is_retry:
+                self._num_retries += 1
+                return record.point
+        elif self._retries:
+            self._num_retries += 1
+            return self._retries.popleft()
+        return self._proposer.propose(trial - self._num_retries)
 
     def _tell(self, record: TrialRecord) -> None:
         self._proposer.tell(record)
@@ -214,10 +236,9 @@ class Driver:
             self._show()
 
     def _too_many_failures(self) -> bool:
-        first = len(self._replay) if self._options.forgive_failures else 0
-        failed = {record.point for record in self.records[first:] if record.state == "failed"}
+        forgiven = self._forgiven if self._options.retry_failures else frozenset()
         planned = self._options.max_trials or self._options.num_legal
-        return len(failed) >= max(1, min(MAX_FAILURES, math.ceil(MAX_FAILURE_FRACTION * planned)))
+        return too_many(self.records, forgiven=forgiven, num_planned=planned)
 
     def _show(self) -> None:
         status = self._pool.status()
@@ -226,7 +247,7 @@ class Driver:
             ProgressState(
                 num_evaluated=states.count("evaluated"),
                 num_bounded=states.count("bounded"),
-                num_failed=states.count("failed"),
+                num_failed=len(standing_failures(self.records)),
                 num_left=self._num_left(),
                 num_workers=status.num_workers,
                 num_running=status.num_running,
@@ -239,11 +260,12 @@ class Driver:
     def _num_left(self) -> int:
         """Evaluations that may still be due: points not yet counted that the best so far does not bound away."""
         limit = min(self._options.max_trials or self._options.num_legal, self._options.num_legal)
-        left = limit - len(self.records)
+        num_tried = len(self.records) - self._num_retries
+        left = limit - num_tried
         if not isinstance(self._proposer, EnumerateProposer) or len(self._options.objectives) > 1:
             return left
         best = min((r.values[0] for r in self.records if r.feasible), default=math.inf)
-        rest = self._proposer.order[len(self.records) : limit]
+        rest = self._proposer.order[num_tried:limit]
         return sum(1 for b in rest if b.memory_overshoot <= 0.0 and b.values[0] <= best)
 
     def _incumbent(self) -> str:
@@ -252,4 +274,4 @@ class Driver:
             return ""
         best = min(feasible, key=lambda record: (record.values, record.trial))
         assert best.outcome is not None
-        return f"{best.outcome.step_time_s:.3f} s {best.point.label()}"
+        return f"{format_objective('step_time_s', best.outcome.step_time_s)} {best.point.label()}"

@@ -120,10 +120,10 @@ class SimulatorEvaluator:
         self._tracer.trace(request)
 
     def load_trace(self, request: TraceRequest) -> bytes | None:
-        """The cached file."""
+        """The cached file; one that cannot be read is as good as none, for the tracer makes it anew."""
         try:
             return self._file(request).read_bytes()
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def store_trace(self, request: TraceRequest, artefact: bytes) -> None:

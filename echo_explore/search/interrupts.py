@@ -21,7 +21,25 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._count = 0
+        self._raises = False
         self._before: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Let the first signal raise KeyboardInterrupt, for work that does not ask whether it should stop.
+
+        Raises:
+            KeyboardInterrupt: a signal came, also where what ran swallowed the exception.
+        """
+        if self():
+            raise KeyboardInterrupt
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+        if self():
+            raise KeyboardInterrupt
 
     def __call__(self) -> bool:
         """Whether a signal came."""
@@ -51,6 +69,8 @@ class Interrupts:
         if self._count == 1:
             with contextlib.suppress(OSError):
                 os.write(2, _FIRST)
+            if self._raises:
+                raise KeyboardInterrupt
             return
         kill_descendants()
         for folder in temporary_folders:

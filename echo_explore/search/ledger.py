@@ -72,12 +72,14 @@ def read_ledger(path: Path) -> LedgerContents | None:
     """What the ledger holds, without locking it; None if there is none or not even its first line was written.
 
     Raises:
-        StudyError: it is not a ledger, of another schema, or damaged before its last lines.
+        StudyError: it cannot be read, is not a ledger, of another schema, or damaged before its last lines.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unusable(path, error) from error
     return _parse(path, data)
 
 
@@ -88,10 +90,13 @@ class Ledger:
         """Open or make the ledger of the study that `header` describes.
 
         Raises:
-            StudyError: another driver writes it, it belongs to another search, or it is damaged.
+            StudyError: another driver writes it, it belongs to another search, it is damaged, or cannot be opened.
         """
         self.path = path
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unusable(path, error) from error
         try:
             self._lock()
             contents = self._take_over(header)
@@ -244,6 +249,11 @@ def _object(raw: bytes) -> dict[str, Any] | None:
 
 def _not_a_ledger(path: Path) -> StudyError:
     return StudyError("study", str(path), "is not a ledger", "give another --study name")
+
+
+def _unusable(path: Path, error: OSError) -> StudyError:
+    why = f"cannot be opened ({error.strerror or error})"
+    return StudyError("study", str(path), why, "check path and rights, or give another --study")
 
 
 def _sync_folder(folder: Path) -> None:

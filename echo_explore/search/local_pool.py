@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Sequence
 
 from echo_explore.core import MissingCalibration, MissingExtra, SpecError
+from echo_explore.core.home import home
 from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Completed, Evaluator, PoolStatus
 
@@ -13,6 +14,21 @@ logger = logging.getLogger(__name__)
 
 FATAL = (SpecError, MissingCalibration, MissingExtra)
 """What is wrong with the whole search, not with one point: it stops the search instead of failing a trial."""
+
+
+def fatal_of(error: BaseException) -> Exception | None:
+    """The error that stops the search if `error` says nothing about the point that was evaluated, else None.
+
+    What the machine refuses (a full disk, missing rights, a broken disk) is no property of a layout: it must not make a
+    layout fail for good.
+    """
+    if isinstance(error, FATAL):
+        return error
+    if isinstance(error, OSError):
+        what = str(error.filename) if error.filename is not None else str(home())
+        why = f"cannot be read or written ({error.strerror or cause_of(error)})"
+        return SpecError("file", what, why, "check space, path and rights, then start the same command")
+    return None
 
 
 def cause_of(error: BaseException) -> str:
@@ -31,9 +47,10 @@ def evaluate_one(evaluator: Evaluator, trial: int, point: SearchPoint) -> Comple
     """
     try:
         return Completed(trial=trial, outcome=evaluator.evaluate(point))
-    except FATAL:
-        raise
     except Exception as error:
+        fatal = fatal_of(error)
+        if fatal is not None:
+            raise fatal from (None if fatal is error else error)
         logger.debug("trial %d failed", trial, exc_info=True)
         return Completed(trial=trial, cause=cause_of(error))
 

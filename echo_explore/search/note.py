@@ -1,6 +1,6 @@
 """What the dashboard says on the page of the best trial: the layout as launch arguments, and where its time goes."""
 
-from echo_explore.core import format_bytes
+from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 from echo_explore.search.space import ResolvedSpace
 
@@ -36,12 +36,15 @@ def launch_note(record: TrialRecord, space: ResolvedSpace) -> str:
     assert outcome is not None
     lines = [f"**{record.point.label()}** on {space.cluster.name}, {space.model.name}", ""]
     lines.append(
-        f"step {outcome.step_time_s:.3f} s ({outcome.step_time_low_s:.3f} to {outcome.step_time_high_s:.3f} s)"
+        f"step {format_seconds(outcome.step_time_s)} "
+        f"({format_seconds(outcome.step_time_low_s)} to {format_seconds(outcome.step_time_high_s)})"
     )
     lines.append(f"MFU {outcome.mfu:.1%}, peak memory {format_bytes(outcome.peak_memory_bytes)}")
-    lines += ["", "```", *megatron_arguments(record, space), "```", "", "| part | s | of the step |", "|---|---|---|"]
+    lines += ["", "```", *megatron_arguments(record, space), "```", ""]
+    lines += ["| part | time | of the step |", "|---|---|---|"]
     for name, value in outcome.breakdown.items():
         if value:
             part = " (in compute)" if name in PARTS_OF_COMPUTE else ""
-            lines.append(f"| {name.removesuffix('_s')}{part} | {value:.3f} | {value / outcome.step_time_s:.1%} |")
+            share = f"{value / outcome.step_time_s:.1%}"
+            lines.append(f"| {name.removesuffix('_s')}{part} | {format_seconds(value)} | {share} |")
     return "\n".join(lines)

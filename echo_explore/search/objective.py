@@ -1,11 +1,13 @@
 """What is minimised, as a function of step time and size of the job: one place for outcomes and for their bounds."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from echo_explore.search.point import SearchPoint
 from echo_explore.specs import ClusterSpec
 
 SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
 
 
 def objective_values(
@@ -31,6 +33,32 @@ def _value(name: str, step_time_s: float, num_gpus: int, cluster: ClusterSpec) -
             return step_time_s * num_gpus * cluster.device.power_w
         case _:
             raise AssertionError(name)
+
+
+def format_objective(name: str, value: float) -> str:
+    """A value of an objective for people, with 4 digits or more."""
+    match name:
+        case "step_time_s":
+            unit, scale = time_unit(value)
+            return f"{value * scale:.3f} {unit}"
+        case "cost_usd":
+            return f"{_digits(value)} USD a step"
+        case _:
+            return f"{_digits(value / JOULES_PER_KWH)} kWh a step"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a time of that size is written, and how many of it make a second."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1.0:
+            return unit, scale
+    return "us", 1e6
+
+
+def _digits(value: float) -> str:
+    """4 decimals, or as many as 4 digits take."""
+    decimals = 4 if value >= 0.1 or value <= 0.0 else 3 - math.floor(math.log10(value))
+    return f"{value:.{decimals}f}"
 
 
 def dominates(left: Sequence[float], right: Sequence[float]) -> bool:

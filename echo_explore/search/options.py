@@ -29,7 +29,7 @@ class SearchOptions:
         trials: trials after which the study ends; default: all points when enumerating, else 300.
         window: trials by which proposals lag behind results; default 64 when enumerating, else 8.
         objective: `step_time`, `cost`, `energy` or several with commas; default: what the space says.
-        resume: the study must exist; it goes on even if it had stopped because candidates failed.
+        resume: the study must exist; failed trials are tried again, and it goes on even where they fail again.
         calibration: a calibration file whose coefficients replace the shipped ones.
     """
 

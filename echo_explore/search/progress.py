@@ -9,6 +9,8 @@ from echo_explore.core import format_seconds
 
 _TTY_PERIOD_S: Final = 0.5
 _LOG_PERIOD_S: Final = 10.0
+_QUIET_S: Final = 0.8
+"""Nothing is printed before: what is refused by then is refused with one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +44,22 @@ class Progress:
         self._state = ProgressState()
         self._first: tuple[float, int] | None = None
         self._width = 0
-        self._printed_s = 0.0
+        self._printed_s: float | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def start(self, phase: str) -> None:
-        """Print the first line and keep printing."""
-        self.phase(phase)
+        """Print the first line if this takes longer than a moment, and keep printing."""
+        self._phase = phase
         self._thread.start()
 
     def phase(self, text: str) -> None:
         """Say what is being done now."""
         with self._lock:
             self._phase = text
-            self._print()
+            if self._printed_s is not None:
+                self._print()
 
     def update(self, state: ProgressState) -> None:
         """Show these numbers from now on."""
@@ -77,14 +80,19 @@ class Progress:
         if self._thread.is_alive():
             self._thread.join()
         with self._lock:
+            if self._printed_s is None and self._state == ProgressState():
+                return
             self._print()
             if self._is_terminal:
                 self._write("\n")
 
     def _run(self) -> None:
-        while not self._stop.wait(_TTY_PERIOD_S if self._is_terminal else 1.0):
+        period_s = _QUIET_S
+        while not self._stop.wait(period_s):
+            period_s = _TTY_PERIOD_S if self._is_terminal else 1.0
             with self._lock:
-                if self._is_terminal or time.monotonic() - self._printed_s >= _LOG_PERIOD_S:
+                printed_s = self._printed_s
+                if self._is_terminal or printed_s is None or time.monotonic() - printed_s >= _LOG_PERIOD_S:
                     self._print()
 
     def _print(self) -> None:
@@ -111,6 +119,8 @@ class Progress:
     def _text(self) -> str:
         state, elapsed_s = self._state, time.monotonic() - self._start_s
         parts = [f"[{elapsed_s:5.0f} s] {self._phase}"]
+        if state.num_running and not state.num_evaluated:
+            parts.append(self._waiting_for())
         if state.num_traces_wanted:
             parts.append(f"traces {state.num_traces_made}/{state.num_traces_wanted}")
         if state.num_evaluated or state.num_bounded or state.num_running:
@@ -122,6 +132,14 @@ class Progress:
         if state.incumbent:
             parts.append(f"best {state.incumbent}")
         return " | ".join(parts)
+
+    def _waiting_for(self) -> str:
+        """What keeps the first evaluation waiting."""
+        if not self._state.num_workers:
+            return "starting workers"
+        if self._state.num_traces_made < self._state.num_traces_wanted:
+            return "tracing"
+        return "first evaluations; where nothing is compiled yet, they compile"
 
     def _rate(self) -> list[str]:
         """Evaluations a second since the first, and the time that the rest would take at that rate."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.driver import Ending
-from echo_explore.search.objective import best_of
+from echo_explore.search.failures import standing_failures
+from echo_explore.search.objective import best_of, format_objective, time_unit
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 
 NUM_BEST = 10
@@ -23,6 +24,7 @@ class Counts:
         num_bounded: bounded away, with a trial of their own or (samplers) without.
         num_over_memory: of these, because they cannot fit.
         num_infeasible: evaluated, and over memory.
+        num_failed: whose last trial failed.
     """
 
     num_legal: int
@@ -57,7 +59,7 @@ def count_trials(
         num_bounded=len(bounded) + num_untried_over_memory + num_untried_worse,
         num_over_memory=sum(record.reason == "memory" for record in bounded) + num_untried_over_memory,
         num_infeasible=sum(not record.feasible for record in evaluated),
-        num_failed=sum(record.state == "failed" for record in records),
+        num_failed=len(standing_failures(records)),
     )
 
 
@@ -114,6 +116,12 @@ class SearchResult:
         better = {"step_time_s": "faster", "cost_usd": "cheaper"}.get(name, "better")
         return f"{line}; none of them can fit and be {better} than {format_objective(name, self.best[0].values[0])}"
 
+    def _nothing(self) -> str:
+        """What to say where there is no best."""
+        if self.certified:
+            return "no layout fits"
+        return "none of those evaluated fits" if self.counts.num_evaluated else "no layout was evaluated"
+
     def to_json(self) -> dict[str, Any]:
         """The object that `search --json` prints."""
         return {
@@ -134,7 +142,7 @@ class SearchResult:
 
     def to_text(self) -> str:
         """The table of the best, the certificate and the paths, for people."""
-        lines = [table(self.best, self.objectives)] if self.best else ["no layout fits"]
+        lines = [table(self.best, self.objectives) if self.best else self._nothing()]
         lines.append(self.certificate())
         lines += [f"failed: {cause}" for cause in self.failures]
         if self.timeline:
@@ -155,15 +163,10 @@ def best_trials(records: Sequence[TrialRecord], objectives: Sequence[str]) -> tu
     return tuple(ordered[:NUM_BEST]) if len(objectives) == 1 else tuple(ordered)
 
 
-def format_objective(name: str, value: float) -> str:
-    """A value of an objective, for people."""
-    match name:
-        case "step_time_s":
-            return f"{value:.3f} s"
-        case "cost_usd":
-            return f"{value:.4f} USD a step"
-        case _:
-            return f"{value / 3.6e6:.4f} kWh a step"
+def format_interval(low_s: float, high_s: float) -> str:
+    """An interval of times for people, in one unit."""
+    unit, scale = time_unit(low_s)
+    return f"{low_s * scale:.2f}..{high_s * scale:.2f} {unit}"
 
 
 def record_row(record: TrialRecord, objectives: Sequence[str]) -> dict[str, Any]:
@@ -188,7 +191,7 @@ def table(records: Sequence[TrialRecord], objectives: Sequence[str]) -> str:
         outcome = record.outcome
         assert outcome is not None
         values = dict(zip(objectives, record.values, strict=True))
-        interval = f"{outcome.step_time_low_s:.2f}..{outcome.step_time_high_s:.2f} s"
+        interval = format_interval(outcome.step_time_low_s, outcome.step_time_high_s)
         row = [str(rank), record.point.label(), format_seconds(outcome.step_time_s), interval, f"{outcome.mfu:.1%}"]
         row += [format_bytes(outcome.peak_memory_bytes), *(format_objective(n, values[n]) for n in extra)]
         row += [f"{outcome.breakdown.get(name, 0.0) / outcome.step_time_s:.1%}" for name in causes]

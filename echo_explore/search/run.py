@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 
 from echo_explore.core import (
     MissingExtra,
+    SpecError,
     StudyError,
     check_name,
     content_hash,
@@ -20,6 +21,7 @@ from echo_explore.core.home import refuse_job_copy, state_folder
 from echo_explore.core.versions import LEDGER_SCHEMA, MODEL_VERSION, PACKAGE_VERSION
 from echo_explore.search.driver import Driver, DriverOptions, Ending
 from echo_explore.search.enumerate import BoundTable, EnumerateProposer, num_violations
+from echo_explore.search.failures import standing_failures
 from echo_explore.search.interrupts import Interrupts
 from echo_explore.search.ledger import Header, Ledger, check_same_study, read_ledger
 from echo_explore.search.local_pool import LocalPool
@@ -135,7 +137,10 @@ class _Session:
         if end is None:
             return None
         limit = self.max_trials(sampler)
-        if end["ending"] != "exhausted" and (limit is None or limit > len(self.existing.records)):
+        num_proposed = len({record.point for record in self.existing.records})  # retries are of points tried before
+        if end["ending"] != "exhausted" and (limit is None or limit > num_proposed):
+            return None
+        if self.options.resume and standing_failures(self.existing.records):
             return None
         if self.options.storage is not None or not (self.folder / "study.log").exists():
             with Ledger(self.ledger_path, header) as ledger, contextlib.closing(self._mirror()) as mirror:
@@ -144,24 +149,29 @@ class _Session:
 
     def run(self, stream: TextIO) -> SearchResult:
         """Search or go on."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             progress = Progress(stream)
             progress.start(f"study {self.study}: listing legal points")
             stack.callback(progress.close)
             interrupts = stack.enter_context(Interrupts())
-            points = enumerate_points(self.space)
-            sampler = self.sampler(len(points))
-            ledger = stack.enter_context(Ledger(self.ledger_path, self.header(sampler)))
-            progress.phase(f"{len(points):,} legal points, {len(ledger.records):,} trials known: starting")
-            evaluator = self.factory.build(self.factory.shared())
-            bounds = BoundTable(evaluator, self.space.objectives, self.space.cluster)
-            proposer = self._proposer(sampler, points, bounds)
-            mirror = self._mirror()
-            stack.callback(mirror.close)
-            pool = self._pool(evaluator)
-            stack.callback(pool.close)
-            interrupts.install()
+            with interrupts.raising():
+                points = enumerate_points(self.space)
+                sampler = self.sampler(len(points))
+                self._make_folder()
+                ledger = stack.enter_context(Ledger(self.ledger_path, self.header(sampler)))
+                known = f"{len(points):,} legal points, {len(ledger.records):,} trials known"
+                progress.phase(f"{known}: reading the models")
+                evaluator = self.factory.build(self.factory.shared())
+                progress.phase(f"{known}: bounding the points")
+                bounds = BoundTable(evaluator, self.space.objectives, self.space.cluster)
+                proposer = self._proposer(sampler, points, bounds)
+                progress.phase(f"{known}: opening the study for the dashboard")
+                mirror = self._mirror()
+                stack.callback(mirror.close)
+                progress.phase(f"{known}: " + ("starting" if self.options.address == "none" else "starting Ray"))
+                pool = self._pool(evaluator)
+                stack.callback(pool.close)
+                interrupts.install()
             progress.phase(f"searching {len(points):,} legal points ({sampler})")
             driver = Driver(
                 DriverOptions(
@@ -169,7 +179,7 @@ class _Session:
                     max_trials=self.max_trials(sampler),
                     window=int(ledger.header["window"]),
                     objectives=self.space.objectives,
-                    forgive_failures=self.options.resume,
+                    retry_failures=self.options.resume,
                 ),
                 cluster=self.space.cluster,
                 ledger=ledger,
@@ -188,6 +198,13 @@ class _Session:
                 ledger.append_end(end)
             progress.phase("closing")
             return self.result(ledger.records, ledger.header, ending, end)
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"cannot be made ({error.strerror or error})"
+            raise StudyError("study", str(self.folder), why, "give another --study, or move it away") from error
 
     def _proposer(self, sampler: str, points: Sequence[SearchPoint], bounds: BoundTable) -> Proposer:
         if sampler == "enumerate":
@@ -251,7 +268,7 @@ class _Session:
         )
         best = best_trials(records, self.space.objectives)
         timeline = self._timeline_path(best[0]) if best else None
-        failures = tuple(f"{r.point.label()}: {r.reason}" for r in records if r.state == "failed")
+        failures = tuple(f"{r.point.label()}: {r.reason}" for r in standing_failures(records))
         return SearchResult(
             study=self.study,
             folder=self.folder,
@@ -289,7 +306,7 @@ def _next_command(ending: Ending, num_trials: int) -> str:
         case "interrupted":
             return f"interrupted after {num_trials:,} trials: the same command continues"
         case "failures":
-            return "stopped because candidates failed: see the causes above; --resume goes on without them"
+            return "stopped because candidates failed: see the causes above; --resume tries them again and goes on"
         case _:
             return ""
 
@@ -297,8 +314,11 @@ def _next_command(ending: Ending, num_trials: int) -> str:
 def _require_extra(options: SearchOptions) -> None:
     wanted = ("optuna", "optuna_dashboard") + (() if options.address == "none" else ("ray",))
     for module in wanted:
-        if importlib.util.find_spec(module) is None:
+        found = importlib.util.find_spec(module)
+        if found is None:
             raise MissingExtra("search", "search")
+        if found.submodule_search_locations is None:  # a script of that name in the folder where this was started
+            raise SpecError("file", str(found.origin), f"hides the package {module}", "rename it or go elsewhere")
 
 
 def _simulator_factory(space: ResolvedSpace, options: SearchOptions) -> EvaluatorFactory:

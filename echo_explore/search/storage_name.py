@@ -21,11 +21,13 @@ def resolve_storage(storage: str) -> str:
     """`storage` as it is used: an absolute journal path, or a URL with `${NAME}` still in it.
 
     Raises:
-        SpecError: a password is written out, or the file lies in the throw-away copy of a Ray job.
+        SpecError: a password is written out, the file is a folder, or it lies in the throw-away copy of a Ray job.
     """
     if "://" not in storage:
         path = Path(storage).expanduser().resolve()
         refuse_job_copy(path, field="storage")
+        if path.is_dir():
+            raise SpecError("storage", storage, "is a folder", "give the name of a file in it")
         return str(path)
     password = _PASSWORD.search(storage)
     if password and not _VARIABLE.fullmatch(password[2]):

@@ -3,6 +3,7 @@
 They live in the package because Ray workers must be able to import them.
 """
 
+import errno
 import hashlib
 import math
 import os
@@ -29,6 +30,7 @@ class Faults:
         exit_on: kills its process.
         hang_on: never comes back.
         fatal: raises what is wrong with the whole search, on every point.
+        no_space_on: cannot write to its disk.
         once_folder: with it, a point misbehaves only the first time, remembered by a file there.
         slow_s: every evaluation sleeps that long.
         log: file to which every evaluation appends its point's key.
@@ -37,6 +39,7 @@ class Faults:
     raise_on: frozenset[str] = frozenset()
     exit_on: frozenset[str] = frozenset()
     hang_on: frozenset[str] = frozenset()
+    no_space_on: frozenset[str] = frozenset()
     fatal: bool = False
     once_folder: str = ""
     slow_s: float = 0.0
@@ -52,12 +55,14 @@ class Faults:
             raise SpecError("fake", 1, "is wrong", "correct it")
         if self.slow_s:
             time.sleep(self.slow_s)
-        if key not in self.raise_on | self.exit_on | self.hang_on or self._already(key):
+        if key not in self.raise_on | self.exit_on | self.hang_on | self.no_space_on or self._already(key):
             return
         if key in self.exit_on:
             os._exit(77)
         while key in self.hang_on:
             time.sleep(3600.0)
+        if key in self.no_space_on:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise ZeroDivisionError(f"fake crash of {key}")
 
     def _already(self, key: str) -> bool:

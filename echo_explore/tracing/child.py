@@ -7,6 +7,7 @@ ends when stdin does, and when its parent is gone.
 import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -119,6 +120,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "error": str(error)}
     except (ImportError, ModuleNotFoundError) as error:
         return {"id": request["id"], "error": f"import = {error.name}: {error}; fix: pip install 'echo-explore[trace]'"}
+    except OSError as error:  # what the machine refuses, not the framework
+        traceback.print_exc()
+        arguments = request["arguments"]
+        path = error.filename or str(Path(arguments.get("path", tempfile.gettempdir())).parent)
+        return {"id": request["id"], "os_error": [str(path), error.strerror or f"{type(error).__name__} {error}"]}
     except Exception as error:  # whatever a framework raises: the caller gets one line, stderr the rest
         traceback.print_exc()
         text = (str(error).strip() or "no message").splitlines()[0]

@@ -1,6 +1,7 @@
 """A clean Python child that traces; the caller never imports torch, whether it has done so already or not."""
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from echo_explore.core import MissingExtra, SpecError, TraceError
+from echo_explore.core import MissingExtra, SpecError, TraceError, write_atomic
 from echo_explore.graph import ExecutionGraph, Trace, load_graph, load_trace
 from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
 from echo_explore.tracing.rank_request import RankRequest, rank_request_of
 from echo_explore.tracing.request import TraceRequest
 from echo_explore.tracing.versions import framework_versions
+
+logger = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 300.0  # imports on a loaded machine, and one compilation
@@ -73,17 +76,20 @@ class TraceService:
 
         Args:
             request: what to trace.
-            path: where to keep it; None keeps no file.
+            path: where to keep it; None keeps no file. Where it can't be written that is a warning: the trace is there.
 
         Raises:
             TraceError: it can't be traced.
             MissingExtra: torch or megatron-core is not installed.
+            SpecError: a folder for temporary files can't be written.
         """
-        with contextlib.ExitStack() as stack:
-            if path is None:
-                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-explore-trace-")), "trace.npz")
-            self.call("trace", {"request": request.to_json(), "path": str(path.absolute())})
-            return load_trace(path)
+        with _temporary_folder() as folder:
+            made = folder / "trace.npz"
+            self.call("trace", {"request": request.to_json(), "path": str(made)})
+            trace = load_trace(made)
+            if path is not None:
+                _keep(made, path)
+            return trace
 
     def trace_rank(self, candidate: Candidate, rank: int) -> ExecutionGraph:
         """One whole iteration of one rank of a candidate, with its gradient reduction and optimizer.
@@ -97,8 +103,8 @@ class TraceService:
 
     def trace_rank_request(self, request: RankRequest) -> ExecutionGraph:
         """As trace_rank, from a request of its own."""
-        with tempfile.TemporaryDirectory(prefix="echo-explore-trace-") as folder:
-            path = Path(folder, "rank.npz")
+        with _temporary_folder() as folder:
+            path = folder / "rank.npz"
             self.call("trace_rank", {"request": request.to_json(), "path": str(path)})
             return load_graph(path)
 
@@ -118,8 +124,8 @@ class TraceService:
         """
         if not 0 <= rank < world_size:
             raise SpecError("rank", rank, f"must be 0 to {world_size - 1}", "choose a rank of the world")
-        with tempfile.TemporaryDirectory(prefix="echo-explore-trace-") as folder:
-            path = Path(folder, "step.npz")
+        with _temporary_folder() as folder:
+            path = folder / "step.npz"
             arguments = {"script": str(script.absolute()), "function": function, "path": str(path)}
             try:
                 self.call("trace_script", arguments | {"world_size": world_size, "rank": rank})
@@ -210,6 +216,7 @@ class TraceService:
         Raises:
             TraceError: the child refuses, fails, dies twice or does not answer in time.
             MissingExtra: torch or megatron-core is not installed.
+            SpecError: the machine refuses a file or process (space, rights).
         """
         framework_versions()
         with self._lock:
@@ -251,6 +258,8 @@ class TraceService:
             raise wire.Closed("the answer belongs to another request")
         if "missing_extra" in answer:
             raise MissingExtra(*answer["missing_extra"])
+        if "os_error" in answer:
+            raise _refused(*answer["os_error"])
         if "error" in answer:
             raise TraceError(answer["error"])
         result = answer["ok"]
@@ -280,7 +289,10 @@ class TraceService:
             "LOCAL_RANK",
         ):
             environment.pop(name, None)
-        self._log = tempfile.TemporaryFile(prefix="echo-explore-child-")  # noqa: SIM115 - lives as long as the child
+        try:
+            self._log = tempfile.TemporaryFile(prefix="echo-explore-child-")  # noqa: SIM115 - lives as the child does
+        except OSError as error:
+            raise _refused(_temporary_place(), error.strerror or str(error)) from error
         try:
             self._child = subprocess.Popen(
                 # -P: a torch.py in the caller's folder is not torch.
@@ -289,8 +301,8 @@ class TraceService:
                 start_new_session=True,  # Ctrl-C is for the caller, who ends the child
             )  # fmt: skip
         except OSError as error:
-            raise TraceError(
-                f"tracing process = {sys.executable}: cannot be started ({error}); fix: check the interpreter"
+            raise SpecError(
+                "tracing process", sys.executable, f"cannot be started ({error})", "check the interpreter"
             ) from error
         return self._child
 
@@ -319,6 +331,34 @@ class TraceService:
             child.wait()
         if log is not None:
             log.close()
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="echo-explore-trace-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _refused(_temporary_place(), error.strerror or str(error)) from error
+    with folder as name:
+        yield Path(name).absolute()
+
+
+def _temporary_place() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # no folder at all can be written
+        return os.environ.get("TMPDIR", "/tmp")
+
+
+def _refused(path: str, why: str) -> SpecError:
+    return SpecError("file", path, f"cannot be read or written ({why})", "free space, check path and rights")
+
+
+def _keep(made: Path, path: Path) -> None:
+    try:
+        write_atomic(path, made.read_bytes())
+    except OSError as error:
+        logger.warning("the trace is used but not kept: %s cannot be written (%s)", path, error.strerror or error)
 
 
 def _pipes(child: subprocess.Popen[bytes]) -> Iterator[IO[bytes]]:

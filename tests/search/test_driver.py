@@ -16,8 +16,10 @@ import pytest
 
 from echo_explore.core import SpecError, StudyError
 from echo_explore.search.ledger import read_ledger
+from echo_explore.search.objective import format_objective
 from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Bounds, TrialRecord
+from echo_explore.search.result import format_interval
 from echo_explore.search.run import SearchOptions, run_search
 from echo_explore.search.space import enumerate_points
 from echo_explore.testing.fakes import FakeEvaluator, FakeFactory, Faults
@@ -178,10 +180,125 @@ def test_failures_are_recorded_and_three_stop_the_study(tmp_path: Path) -> None:
     assert "ZeroDivisionError: fake crash" in result.failures[0]
     again = fake_search(space, study="sick", window=1)
     assert again.ending == "failures"
+    still = fake_search(space, study="sick", window=1, resume=True, faults=faults)
+    assert still.ending == "failures" or not still.certified
     healed = fake_search(space, study="sick", window=1, resume=True)
     assert healed.ending == "exhausted"
-    assert not healed.certified
-    assert "a better one may exist" in healed.certificate()
+    assert healed.certified
+    assert not healed.failures
+    assert healed.best[0].values == fake_search(space, study="healthy").best[0].values
+
+
+@pytest.mark.parametrize("sampler", ["enumerate", "tpe"])
+def test_a_retry_is_a_trial_of_its_own_and_the_study_can_be_gone_through_again(tmp_path: Path, sampler: str) -> None:
+    """Failures are retried by --resume alone; with retries in the ledger the study still goes on trial by trial."""
+    space = write_space(tmp_path)
+    points = [record.point for record in fake_search(space, study="retry-healthy").best]
+    faults = Faults(raise_on=frozenset({points[1].key}))
+    options: dict[str, Any] = {"study": f"retry-sick-{sampler}", "sampler": sampler, "window": 2}
+    sick = fake_search(space, faults=faults, **options)
+    assert sick.counts.num_failed == 1
+    before = _records(f"retry-sick-{sampler}")
+    part = fake_search(space, resume=True, trials=len(before), **options)
+    assert part.counts.num_failed == 0
+    after = _records(f"retry-sick-{sampler}")
+    assert after[: len(before)] == before
+    retry = after[len(before)]
+    assert (retry.point, retry.state) == (points[1], "evaluated")
+    whole = fake_search(space, **options)
+    assert _records(f"retry-sick-{sampler}")[: len(after)] == after
+    assert [r.point for r in _records(f"retry-sick-{sampler}")].count(points[1]) == 2
+    assert whole.ending == "exhausted"
+    assert whole.certified
+
+
+def test_a_failure_that_stays_does_not_stop_a_resumed_study(tmp_path: Path) -> None:
+    space = write_space(tmp_path)
+    points = [record.point for record in fake_search(space, study="stays-healthy").best]
+    faults = Faults(raise_on=frozenset({points[0].key}))
+    fake_search(space, study="stays-sick", window=1, faults=faults)
+    resumed = fake_search(space, study="stays-sick", window=1, faults=faults, resume=True)
+    assert resumed.ending == "exhausted"
+    assert resumed.counts.num_failed == 1
+    assert not resumed.certified
+    assert "a better one may exist" in resumed.certificate()
+
+
+def test_fewer_trials_than_an_interrupted_study_has_ends(tmp_path: Path) -> None:
+    space = write_space(tmp_path)
+    whole = fake_search(space, study="cut")
+    path = whole.folder / "ledger.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:9]) + "\n")
+    assert fake_search(space, study="cut", trials=3).ending == "trials"
+    assert len(_records("cut")) == 8
+
+
+def test_a_full_disk_stops_the_search_and_fails_no_trial(tmp_path: Path) -> None:
+    space = write_space(tmp_path)
+    points = [record.point for record in fake_search(space, study="disk-healthy").best]
+    with pytest.raises(SpecError, match="No space left on device"):
+        fake_search(space, study="full", window=1, faults=Faults(no_space_on=frozenset({points[0].key})))
+    assert all(record.state != "failed" for record in _records("full"))
+    assert fake_search(space, study="full", window=1).certified
+
+
+def test_nothing_is_said_to_fit_only_where_something_was_evaluated(tmp_path: Path) -> None:
+    space = write_space(tmp_path)
+    keys = frozenset(point.key for point in enumerate_points(resolved(space)))
+    result = fake_search(space, study="nothing-sick", window=1, faults=Faults(raise_on=keys))
+    assert result.counts.num_evaluated == 0
+    assert result.to_text().startswith("no layout was evaluated")
+
+
+def test_a_refused_search_leaves_no_folder_and_prints_no_progress(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    path = write_space(tmp_path, SMALL.replace("[4, 8]", "[7]"))
+    options = SearchOptions(space=str(path), address="none", study="none-legal")
+    with pytest.raises(SpecError, match="no point of the space is legal"):
+        run_search(options, factory=FakeFactory(space=resolved(path)), stream=stream)
+    assert not Path(os.environ["ECHO_EXPLORE_HOME"], "studies", "none-legal").exists()
+    with pytest.raises(SpecError, match="is a folder; fix: give the name of a file"):
+        fake_search(write_space(tmp_path), storage=str(tmp_path))
+    assert stream.getvalue() == ""
+
+
+def test_something_else_in_place_of_ledger_or_folder(tmp_path: Path) -> None:
+    studies = Path(os.environ["ECHO_EXPLORE_HOME"], "studies")
+    (studies / "odd/ledger.jsonl").mkdir(parents=True)
+    (studies / "file").touch()
+    for study in ("odd", "file"):
+        with pytest.raises(StudyError, match="cannot be opened"):
+            fake_search(write_space(tmp_path), study=study)
+
+
+def test_small_jobs_have_digits() -> None:
+    assert format_interval(0.0213, 0.0249) == "21.30..24.90 ms"
+    assert format_interval(7.911, 10.77) == "7.91..10.77 s"
+    assert format_objective("step_time_s", 0.021234) == "21.234 ms"
+    assert format_objective("step_time_s", 9.23) == "9.230 s"
+    assert format_objective("cost_usd", 0.00012346) == "0.0001235 USD a step"
+    assert format_objective("cost_usd", 3.25) == "3.2500 USD a step"
+
+
+def test_ctrl_c_while_starting_ends_the_search(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+from echo_explore.testing.fakes import FakeFactory
+from tests.search.support import fake_search
+def slow(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+FakeFactory.shared = slow
+try:
+    fake_search(Path(sys.argv[1]), study="starting")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    command = [sys.executable, "-c", script, str(write_space(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "stopping" in done.stderr
 
 
 def test_nothing_feasible_exits_1(tmp_path: Path) -> None:
@@ -214,3 +331,11 @@ def test_a_bound_that_lies_voids_the_certificate(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(FakeEvaluator, "lower_bounds", lie)
     result = fake_search(write_space(tmp_path), study="lying")
     assert not result.certified
+
+
+def test_a_script_that_hides_a_package_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "optuna_dashboard.py").write_text("raise SystemExit(3)")
+    monkeypatch.delitem(sys.modules, "optuna_dashboard", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SpecError, match="hides the package optuna_dashboard; fix: rename it"):
+        fake_search(write_space(tmp_path))

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,9 +111,31 @@ def test_what_is_wrong_with_the_search_is_raised(local_ray: None, tmp_path: Path
         _evaluate(FakeFactory(space=space, faults=Faults(fatal=True)), list(enumerate_points(space))[:3])
 
 
+def test_a_full_disk_is_no_failed_trial(local_ray: None, tmp_path: Path) -> None:
+    space = resolved(write_space(tmp_path))
+    points = list(enumerate_points(space))[:3]
+    faults = Faults(no_space_on=frozenset(point.key for point in points))
+    with pytest.raises(SpecError, match="No space left on device"):
+        _evaluate(FakeFactory(space=space, faults=faults), points)
+
+
+def test_retries_give_the_same_ledger_as_without_ray(local_ray: None, tmp_path: Path) -> None:
+    space = write_space(tmp_path)
+    points = [record.point for record in fake_search(space, study="rayretry-healthy").best]
+    for study, address in (("serial", "none"), ("on-ray", "local")):
+        faults = Faults(raise_on=frozenset({points[1].key}))
+        options: dict[str, Any] = {"study": study, "sampler": "tpe", "address": address, "workers": 2}
+        assert fake_search(space, faults=faults, **options).counts.num_failed == 1
+        healed = fake_search(space, resume=True, **options)
+        assert healed.certified
+    folder = healed.folder.parent
+    assert (folder / "on-ray/ledger.jsonl").read_bytes() == (folder / "serial/ledger.jsonl").read_bytes()
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
+from typing import Any
 from tests.search.support import fake_search
 result = fake_search(Path(sys.argv[1]), study=sys.argv[2], address=sys.argv[3])
 print(result.folder)

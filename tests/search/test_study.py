@@ -151,3 +151,9 @@ def test_a_database_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Mo
     assert "secret" not in str(caught.value)
     with pytest.raises(SpecError, match="storage"):
         fake_search(write_space(tmp_path), study="no-folder", storage="/proc/nowhere/s.log")
+
+
+def test_a_missing_database_driver_is_named() -> None:
+    """SQLAlchemy's default driver for MySQL comes with another package than the extra brings."""
+    with pytest.raises(SpecError, match=r"needs the Python package mysqlclient; fix: pip install mysqlclient"):
+        open_storage("mysql://me@127.0.0.1:1/db")

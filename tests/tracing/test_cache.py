@@ -1,14 +1,17 @@
 """The trace cache; no torch is needed."""
 
+import errno
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from echo_explore.core import MissingExtra, SpecError
 from echo_explore.graph import Trace, load_trace, save_trace
-from echo_explore.tracing import CachedTracer, TraceRequest, TraceService, cache
+from echo_explore.tracing import CachedTracer, TraceRequest, TraceService, cache, child
 from tests.graph.test_storage import trace as any_trace
 from tests.tracing.models import GPT, request
 
@@ -102,3 +105,36 @@ def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_EXPLORE_HOME", "/dev/null/home")
     with pytest.raises(SpecError, match="ECHO_EXPLORE_HOME = '/dev/null/home': must be writable"):
         CachedTracer(service=CountingService()).trace(request())
+
+
+class _MadeService(TraceService):
+    """As the real one, with a child that writes the same small trace for every request."""
+
+    def call(self, operation: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+        made = replace(any_trace(), key=request().key(VERSIONS), layer_kinds=request().model.layer_kinds)
+        save_trace(Path(arguments["path"]), made)
+        return {}
+
+
+def test_a_trace_that_cannot_be_kept_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder lies in its place; another full disk or missing right is no different."""
+    key = request().key(VERSIONS)
+    (tmp_path / f"{key}.npz").mkdir()
+    assert CachedTracer(tmp_path, service=_MadeService()).trace(request()).key == key
+    assert "used but not kept" in caplog.text
+    assert "Is a directory" in caplog.text
+
+
+def test_what_the_machine_refuses_is_not_the_frameworks_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(arguments: dict[str, Any]) -> dict[str, Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(child.OPERATIONS, "trace", full)
+    answer = child._answer({"id": 1, "operation": "trace", "arguments": {"path": "/somewhere/trace.npz"}})
+    assert answer == {"id": 1, "os_error": ["/somewhere", "No space left on device"]}
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(SpecError, match=r"gone': cannot be read or written \(No such file or directory\)"):
+        TraceService().trace(request())

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from echo_explore.search.local_pool import FATAL, cause_of
+from echo_explore.search.local_pool import cause_of, fatal_of
 from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Evaluator, EvaluatorFactory, Outcome
 from echo_explore.tracing.request import TraceRequest
@@ -108,10 +108,9 @@ class EvaluatorActor:
             if not self._fetch(item, artefact):
                 return Answer(trial=item.trial, lost_trace=True)
             return Answer(trial=item.trial, outcome=self._evaluator.evaluate(item.point))
-        except FATAL as error:
-            return Answer(trial=item.trial, fatal=error)
         except Exception as error:
-            return Answer(trial=item.trial, cause=cause_of(error))
+            fatal = fatal_of(error)
+            return Answer(trial=item.trial, fatal=fatal, cause="" if fatal else cause_of(error))
 
     def _fetch(self, item: Item, artefact: Any) -> bool:
         """Fetch the trace if this node has not got it; False if it was lost with the node that held it."""
@@ -140,10 +139,9 @@ class TracerActor:
         try:
             self._evaluator.make_trace(request)
             return TraceAnswer(), self._evaluator.load_trace(request)
-        except FATAL as error:
-            return TraceAnswer(fatal=error), None
         except Exception as error:
-            return TraceAnswer(cause=cause_of(error)), None
+            fatal = fatal_of(error)
+            return TraceAnswer(fatal=fatal, cause="" if fatal else cause_of(error)), None
 
     def ready(self) -> str:
         """The node that it runs on."""

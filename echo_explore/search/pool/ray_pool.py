@@ -92,6 +92,19 @@ class RayPool:
         self._options = options or PoolOptions()
         self._evaluator = evaluator
         self._connection = connect(address, num_cpus=num_workers)
+        try:
+            self._start_actors(factory, num_workers)
+        except BaseException:  # also Ctrl-C: no process may stay
+            self._connection.close()
+            raise
+        self._ready: collections.deque[Item] = collections.deque()
+        self._tries: collections.Counter[int] = collections.Counter()
+        self._completed: list[Completed] = []
+        self._running: set[int] = set()
+        self._mean_s = CALL_S
+        self._alive_s = time.monotonic()
+
+    def _start_actors(self, factory: EvaluatorFactory, num_workers: int | None) -> None:
         count = num_workers or num_cluster_cpus()
         self._models = ray.put(factory.shared())  # once; every evaluator reads the same copy
         self._setting = Setting(
@@ -101,13 +114,7 @@ class RayPool:
         )
         self._actor_class: Any = ray.remote(EvaluatorActor)
         self._workers = [self._start() for _ in range(count)]
-        self._desk = TraceDesk(evaluator, self._setting, max_tracers=count)
-        self._ready: collections.deque[Item] = collections.deque()
-        self._tries: collections.Counter[int] = collections.Counter()
-        self._completed: list[Completed] = []
-        self._running: set[int] = set()
-        self._mean_s = CALL_S
-        self._alive_s = time.monotonic()
+        self._desk = TraceDesk(self._evaluator, self._setting, max_tracers=count)
 
     def submit(self, trial: int, point: SearchPoint) -> None:
         """Take on a trial; it is given out once its trace is there."""

@@ -53,6 +53,7 @@ class OptunaProposer:
             )
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
         self._distributions = {d.name: _sampler_distribution(d) for d in self._encoding.dimensions}
+        self._failed: set[SearchPoint] = set()
         self._numbers: dict[SearchPoint, int] = {}  # Optuna's number of every proposed point
 
     def propose(self, trial: int) -> SearchPoint | None:
@@ -72,6 +73,10 @@ class OptunaProposer:
     def tell(self, record: TrialRecord) -> None:
         """Tell the sampler, in the form that it learns from, and close what cannot be better any more."""
         number = self._numbers[record.point]
+        if record.point in self._failed:
+            number = self._ask_again(record.point)
+        if record.state == "failed":
+            self._failed.add(record.point)
         with quiet():
             if record.state == "failed":
                 self._study.tell(number, state=TrialState.FAIL)
@@ -83,6 +88,13 @@ class OptunaProposer:
             best = np.array(record.values)
             worse = (self._bound_values >= best).all(axis=1) & (self._bound_values > best).any(axis=1)
             self._encoding.close(np.asarray(worse, dtype=bool))
+
+    def _ask_again(self, point: SearchPoint) -> int:
+        """Number of a new trial for the retry of a point: the failed one is closed, and the sampler asks nothing."""
+        trial_id = self._storage.create_new_trial(self._study_id)
+        number = self._storage.get_trial_number_from_id(trial_id)
+        self._move(number, self._encoding.index_of(point))
+        return number
 
     def _move(self, number: int, index: int) -> None:
         """Make the asked trial be about the point that was taken instead."""

@@ -14,6 +14,8 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from echo_explore.core import SpecError
 from echo_explore.search.storage_name import masked, with_environment
 
+_PACKAGES: Final = {"MySQLdb": "mysqlclient"}
+"""Packages whose modules are called otherwise."""
 _STALE_LOCK_S: Final = 10.0
 """A journal lock older than this was left by a killed process: no write takes a second."""
 
@@ -36,7 +38,13 @@ def open_storage(storage: str, *, mend: bool = False) -> BaseStorage:
         return RDBStorage(url)
     except (Exception, SystemExit) as error:  # SQLAlchemy, the driver and Alembic raise dozens of kinds
         # Only the kind: the text may hold the URL with its password.
-        kind = type(error.__cause__ or error).__name__
+        cause = error.__cause__ or error
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            package = _PACKAGES.get(cause.name, cause.name)
+            raise SpecError(
+                "storage", masked(storage), f"needs the Python package {package}", f"pip install {package}"
+            ) from None
+        kind = type(cause).__name__
         raise SpecError(
             "storage", masked(storage), f"cannot be opened ({kind})", "check server, path and rights"
         ) from None
