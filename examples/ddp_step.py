@@ -5,11 +5,13 @@
 It returns the step and, so that rows carry module paths, the model.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 
-def build():
+def build() -> tuple[Callable[[], None], nn.Module]:
     """The step, and the model."""
     model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
     parallel = nn.parallel.DistributedDataParallel(model)

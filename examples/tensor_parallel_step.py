@@ -5,6 +5,8 @@
 Mesh dimensions called tp, dp, cp, ep or pp tell the tracer which axis a collective runs on.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 TENSOR_PARALLEL = 8
 
 
-def build():
+def build() -> tuple[Callable[[], None], nn.Module]:
     """The step, and the model."""
     shape = (dist.get_world_size() // TENSOR_PARALLEL, TENSOR_PARALLEL)
     mesh = init_device_mesh("cuda", shape, mesh_dim_names=("dp", "tp"))

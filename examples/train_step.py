@@ -6,6 +6,8 @@ Nothing here knows that it is traced: the same file trains under torchrun. `buil
 carry module paths, the model. Everything lives on device "cuda", which needs no GPU while it is traced.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,7 +31,7 @@ class Block(nn.Module):
         return hidden + self.down(nn.functional.gelu(self.up(self.norm(hidden))))
 
 
-def build():
+def build() -> tuple[Callable[[], None], nn.Module]:
     """The step, and the model."""
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("dp",))
@@ -38,7 +40,7 @@ def build():
             nn.Embedding(VOCABULARY, HIDDEN), *(Block() for _ in range(LAYERS)), nn.Linear(HIDDEN, VOCABULARY)
         )
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for block in model[1:-1]:
+    for block in list(model)[1:-1]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -35,6 +35,7 @@ from echo_explore.comm.coefficients import (
     CommCoefficients,
     NetworkCoefficients,
     OneShotCosts,
+    RingCosts,
     ScaleUpCoefficients,
     ToolConstants,
 )
@@ -311,13 +312,15 @@ def default_scale_up(found: Mapping[str, ScaleUpCoefficients]) -> ScaleUpCoeffic
     all_of = [found[other] for name, other in ALIASES if name.startswith("scale_up")]
     plain = start_scale_up("default")
 
-    def ring(name: str) -> object:
+    def ring(name: str) -> RingCosts:
         mean = v.ring_from(np.mean([v.ring_vector(getattr(f, name)) for f in all_of], axis=0))
         return replace(mean, tuner=plain.all_reduce.tuner)
 
     return replace(
         plain,
-        **{name: ring(name) for name in ("all_reduce", "all_gather", "reduce_scatter")},
+        all_reduce=ring("all_reduce"),
+        all_gather=ring("all_gather"),
+        reduce_scatter=ring("reduce_scatter"),
         all_to_all=v.pair_from(np.mean([v.pair_vector(f.all_to_all) for f in all_of], axis=0)),
         send=v.pair_from(np.mean([v.pair_vector(f.send) for f in all_of], axis=0)),
         switch=v.switch_from(np.mean([v.switch_vector(f.switch) for f in all_of[1:]], axis=0)),
@@ -367,10 +370,11 @@ def main() -> None:
     base = load_coefficients(args.base) if args.base else None
     kept = [row for row, out in zip(rows, held, strict=True) if not out]
     found, counts = fit_all(kept, args.starts, base, args.only.split(","))
+    network = dict(found.network)
     for name, other in ALIASES:  # so that every fabric of the table has its network
-        table = found.network if name.startswith("network") else {}
-        if other in table:
-            table[name.partition(".")[2]] = replace(table[other], key=name.partition(".")[2])
+        if name.startswith("network") and other in network:
+            network[name.partition(".")[2]] = replace(network[other], key=name.partition(".")[2])
+    found = replace(found, network=network)
     judged = [row for row, out in zip(rows, held, strict=True) if out or not args.hold]
     predicted, _ = predict_rows(judged, HierarchicalModel(coefficients=found))
     print(score_collectives(judged, predicted).text())

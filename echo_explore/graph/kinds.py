@@ -50,7 +50,7 @@ class OpClass(IntEnum):
     OTHER = 14
     """A kernel that no class here describes; priced by bytes; with FLOP only where a fallback is allowed."""
     CONVOLUTION = 15
-    """As its implicit product. dims: groups, batch x output pixels, output channels and input channels x window a group."""
+    """As its implicit product. dims: groups, batch x output pixels, output channels and input x window of a group."""
     BATCH_NORM = 16
     """dims: rows (batch x pixels), columns (channels); the forward reads its input twice."""
     QUANTISE = 17

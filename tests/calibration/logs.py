@@ -1,11 +1,13 @@
 """Texts as nccl-tests prints them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 HEADER = """#                                                              out-of-place                       in-place
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
 """
+
+SIZES = [2.0**exponent for exponent in range(10, 31)]
 
 
 def ranks_text(hosts: int, per_host: int, *, group: bool = True) -> str:
@@ -27,11 +29,11 @@ def log_text(
     hosts: int = 1,
     per_host: int = 8,
     dtype: str = "float",
-    sizes: tuple[float, ...] = tuple(2.0**k for k in range(10, 31)),
+    sizes: Sequence[float] = SIZES,
     between: str = "",
 ) -> str:
     """A whole log."""
-    rows = []
+    rows: list[str] = []
     for size in sizes:
         t = time_us(size)
         cells = f"{t:8.2f} {size / t / 1e3:7.2f} {size / t / 1e3:7.2f}      0"
