@@ -41,6 +41,7 @@ class TraceService:
         self._owner = os.getpid()
         self._number = 0
         self._closed = False
+        self._not_kept: set[str] = set()  # reasons that were told
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +89,17 @@ class TraceService:
             self.call("trace", {"request": request.to_json(), "path": str(made)})
             trace = load_trace(made)
             if path is not None:
-                _keep(made, path)
+                self._keep(made, path)
             return trace
+
+    def _keep(self, made: Path, path: Path) -> None:
+        try:
+            write_atomic(path, made.read_bytes())
+        except OSError as error:
+            why = error.strerror or str(error)
+            if why not in self._not_kept:  # a full disk would say so for every trace
+                self._not_kept.add(why)
+                logger.warning("traces are used but not kept: %s cannot be written (%s)", path, why)
 
     def trace_rank(self, candidate: Candidate, rank: int) -> ExecutionGraph:
         """One whole iteration of one rank of a candidate, with its gradient reduction and optimizer.
@@ -352,13 +362,6 @@ def _temporary_place() -> str:
 
 def _refused(path: str, why: str) -> SpecError:
     return SpecError("file", path, f"cannot be read or written ({why})", "free space, check path and rights")
-
-
-def _keep(made: Path, path: Path) -> None:
-    try:
-        write_atomic(path, made.read_bytes())
-    except OSError as error:
-        logger.warning("the trace is used but not kept: %s cannot be written (%s)", path, error.strerror or error)
 
 
 def _pipes(child: subprocess.Popen[bytes]) -> Iterator[IO[bytes]]:
