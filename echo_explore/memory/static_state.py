@@ -95,11 +95,16 @@ def _native_state_bytes(candidate: Candidate) -> StateBytes:
     )
 
 
+def _is_quantised(parameter: Parameter) -> bool:
+    """Weights of linear layers and of grouped experts, whose narrow copies are kept beside them."""
+    return ".experts.weight" in parameter.name or (parameter.tensor_sharded and parameter.name.endswith(".weight"))
+
+
 def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticState:
     """Bytes of the parameters that a rank holds."""
     dense = sum(p.num_elements for p in parameters if not p.expert)
     expert = sum(p.num_elements for p in parameters if p.expert)
-    quantised = sum(p.num_elements for p in parameters if p.tensor_sharded and p.name.endswith(".weight"))
+    quantised = sum(p.num_elements for p in parameters if _is_quantised(p))
     return StaticState(
         parameters_bytes=(dense + expert) * each.parameter_bytes / each.whole_shards
         + quantised * each.quantised_copy_bytes,

@@ -18,11 +18,13 @@ class Bucket:
         num_elements: padded size.
         first: index of the last parameter put in, in module order (its gradient comes last in the backward).
         last: index of the first parameter put in.
+        expert: of routed experts, which are reduced over the expert-data group.
     """
 
     num_elements: int
     first: int
     last: int
+    expert: bool = False
 
 
 def default_bucket_elements(data_parallel: int, configured: int) -> int:

@@ -25,6 +25,7 @@ class EpilogueFacts:
         loss_scaling: gradients are checked for overflow first (FP16).
         model_ranks: ranks that agree on the gradient norm.
         data_ranks: ranks whose gradients are averaged.
+        expert_gather_elements: as gather_elements, of routed experts over the expert-data group.
     """
 
     num_elements: int
@@ -39,6 +40,7 @@ class EpilogueFacts:
     tensor_parallel: int
     model_ranks: int
     data_ranks: int
+    expert_gather_elements: tuple[int, ...] = ()
 
 
 def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
@@ -69,7 +71,9 @@ def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
     if facts.master_copy:
         rows.append(_pass(OpClass.COPY, "master_to_model", shard, 4.0 * shard, facts.parameter_bytes * shard))
     for elements in facts.gather_elements:
-        rows.append(_gather(elements * facts.parameter_bytes))
+        rows.append(_gather(elements * facts.parameter_bytes, Axis.DATA))
+    for elements in facts.expert_gather_elements:
+        rows.append(_gather(elements * facts.parameter_bytes, Axis.EXPERT_DATA))
     rows.append(
         _pass(OpClass.COPY, "zero_gradients", facts.num_elements, 0.0, facts.num_elements * facts.gradient_bytes)
     )
@@ -108,14 +112,14 @@ def _agree(facts: EpilogueFacts, what: str) -> list[OpRow]:
     return [*([_sum(Axis.MODEL, 4.0, what)] if facts.model_ranks > 1 else []), sync]
 
 
-def _gather(message_bytes: float) -> OpRow:
+def _gather(message_bytes: float, axis: Axis) -> OpRow:
     return OpRow(
         kind=OpKind.COLLECTIVE,
         phase=Phase.OPTIMIZER,
         dtype=DType.BF16,
         name="c10d._allgather_base_",
         module="parameters",
-        axis=Axis.DATA,
+        axis=axis,
         collective=Collective.ALL_GATHER,
         message_bytes=message_bytes,
     )

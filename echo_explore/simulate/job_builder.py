@@ -1,6 +1,6 @@
 """From a candidate and its trace to the job that the timeline simulates: price, replicate, bucket, place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -136,21 +136,36 @@ class JobBuilder:
         return self._pieces[key]
 
     def _buckets(self, plan: _ChunkPlan, stage: int, chunk: int) -> tuple[Bucket, ...]:
+        """Buckets of the chunk in the order in which they are ready; routed experts have buckets of their own."""
+        parts = [bucket for expert in (False, True) for bucket in self._buckets_of(plan, stage, chunk, expert=expert)]
+        return tuple(sorted(parts, key=lambda bucket: -bucket.first))
+
+    def _group(self, *, expert: bool) -> int:
+        """Ranks that hold copies of the same parameters and sum their gradients."""
+        layout = self._candidate.layout
+        replicas = layout.data_parallel * layout.context_parallel
+        return max(1, replicas // layout.expert_parallel) if expert else replicas
+
+    def _buckets_of(self, plan: _ChunkPlan, stage: int, chunk: int, *, expert: bool) -> list[Bucket]:
         """Megatron closes buckets only on the first stage's first chunk and with overlap; elsewhere one bucket."""
         candidate = self._candidate
-        group = candidate.layout.data_parallel * candidate.layout.context_parallel
+        places = [i for i, p in enumerate(plan.parameters) if p.expert == expert]
+        group = self._group(expert=expert)
         bucketing = bool(candidate.recipe.overlap_grad_reduce) and stage == 0 and chunk == 0
         limit = default_bucket_elements(group, candidate.stack.bucket_elements) if bucketing else None
         shared = frozenset(
-            i for i, p in enumerate(plan.parameters) if self._is_shared_embedding(p, plan.names[plan.piece_of[i]])
+            n
+            for n, i in enumerate(places)
+            if self._is_shared_embedding(plan.parameters[i], plan.names[plan.piece_of[i]])
         )
-        return bucket_layout(
-            [p.num_elements for p in plan.parameters],
+        buckets = bucket_layout(
+            [plan.parameters[i].num_elements for i in places],
             group_size=group,
             distributed_optimizer=bool(candidate.recipe.distributed_optimizer),
             bucket_elements=limit,
             own_bucket=shared,
         )
+        return [replace(b, first=places[b.first], last=places[b.last], expert=expert) for b in buckets]
 
     def _is_shared_embedding(self, parameter: Parameter, piece: str) -> bool:
         if not self._candidate.model.tied_embeddings:
@@ -161,25 +176,23 @@ class JobBuilder:
 
     def _chunk(self, plan: _ChunkPlan, buckets: tuple[Bucket, ...]) -> ChunkJob:
         candidate = self._candidate
-        group = candidate.layout.data_parallel * candidate.layout.context_parallel
         forward = self._timed(plan.names, backward=False)
         backward = self._timed(plan.names, backward=True)
-        if group == 1:
-            return ChunkJob(forward=forward, backward=backward)
+        reduced = [bucket for bucket in buckets if self._group(expert=bucket.expert) > 1]
         sharded = bool(candidate.recipe.distributed_optimizer)
         kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
         gradient_bytes = GRADIENT_BYTES[candidate.stack.gradient_dtype]
         reductions, gathers = [], []
-        for bucket in buckets:
+        for bucket in reduced:
             size = bucket.num_elements * gradient_bytes
-            time_s, sigma = self._pricer.collective(Axis.DATA, kind, size)
+            time_s, sigma = self._pricer.collective(_axis(bucket), kind, size)
             ready = plan.backward_ends[plan.piece_of[bucket.first]] - 1
             reductions.append(
                 GradientBucket(collective=kind, message_bytes=size, time_s=time_s, sigma_log=sigma, ready_after=ready)
             )
-        for bucket in reversed(buckets) if self._gathers_overlap else ():
+        for bucket in reversed(reduced) if self._gathers_overlap else ():
             size = bucket.num_elements * self._parameter_bytes
-            time_s, sigma = self._pricer.collective(Axis.DATA, Collective.ALL_GATHER, size)
+            time_s, sigma = self._pricer.collective(_axis(bucket), Collective.ALL_GATHER, size)
             piece = plan.piece_of[bucket.first]
             needed = plan.forward_ends[piece - 1] if piece else 0
             gathers.append(ParameterGather(message_bytes=size, time_s=time_s, sigma_log=sigma, needed_before=needed))
@@ -210,17 +223,19 @@ class JobBuilder:
         parameters = [p for plan in plans for p in plan.parameters]
         total = sum(p.num_elements for p in parameters)
         sharded = bool(recipe.distributed_optimizer) and group > 1
-        padded = sum(b.num_elements for chunk in buckets for b in chunk)
+        flat = [b for chunk in buckets for b in chunk]
+        shard = sum(sum(b.num_elements for b in flat if b.expert == e) // self._group(expert=e) for e in (False, True))
+        late = [b for b in flat if self._group(expert=b.expert) > 1] if sharded and not self._gathers_overlap else []
         ends = stage in (0, layout.pipeline_parallel - 1) and layout.pipeline_parallel > 1
         tied = candidate.model.tied_embeddings and ends
         embedding = [p for p in self._trace.pieces["embedding"].parameters if p.name.endswith("word_embeddings.weight")]
-        gathers = tuple(b.num_elements for chunk in buckets for b in chunk)
         return EpilogueFacts(
             num_elements=total,
-            num_shard_elements=padded // group if sharded else total,
+            num_shard_elements=shard if sharded else total,
             sequence_parallel_elements=sum(p.num_elements for p in parameters if p.sequence_parallel),
             embedding_elements=sum(p.num_elements for p in embedding) if tied else 0,
-            gather_elements=gathers if sharded and not self._gathers_overlap else (),
+            gather_elements=tuple(b.num_elements for b in late if not b.expert),
+            expert_gather_elements=tuple(b.num_elements for b in late if b.expert),
             parameter_bytes=self._parameter_bytes,
             gradient_bytes=GRADIENT_BYTES[candidate.stack.gradient_dtype],
             master_copy=recipe.precision != "fp32",
@@ -229,3 +244,7 @@ class JobBuilder:
             model_ranks=layout.model_gpus,
             data_ranks=group,
         )
+
+
+def _axis(bucket: Bucket) -> Axis:
+    return Axis.EXPERT_DATA if bucket.expert else Axis.DATA

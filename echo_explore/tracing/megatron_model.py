@@ -14,7 +14,7 @@ from echo_explore.tracing import fake_cluster
 from echo_explore.tracing.core_attention import FlashCoreAttention
 from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.quantise import FORMATS
-from echo_explore.tracing.request import TraceRequest
+from echo_explore.tracing.request import TraceRequest, unsupported
 
 DTYPES = {
     "fp32": torch.float32,
@@ -343,23 +343,7 @@ def refuse_unsupported(request: TraceRequest) -> None:
     Raises:
         TraceError: names the field, what is not supported, and a way out.
     """
-    model = request.model
-    refusals = (
-        (
-            model.moe is not None and request.precision != "bf16",
-            "precision",
-            f"{request.precision} is not traced for experts yet; use bf16",
-        ),
-        (model.moe is not None and model.linear_bias, "model.linear_bias", "experts have no biases; use false"),
-        (model.mla is not None, "model.mla", "multi-latent attention is not traced yet"),
-        (model.multi_token_prediction_layers > 0, "model.multi_token_prediction_layers", "they are not traced yet"),
-        (request.context_parallel > 1, "layout.cp", "context parallelism is not traced yet"),
-        (request.framework != "megatron", "framework", f"{request.framework} is not traced yet; use megatron"),
-        (
-            request.attention == "flash" and request.precision == "fp32", "attention",
-            "flash attention kernels take bf16 and fp16 only; use unfused with fp32",
-        ),
-    )  # fmt: skip
-    for wrong, field_name, reason in refusals:
-        if wrong:
-            raise TraceError(f"{field_name}: {reason}")
+    if request.framework != "megatron":
+        raise TraceError(f"framework: {request.framework} is not Megatron; use megatron")
+    if reason := unsupported(request):
+        raise TraceError(reason)

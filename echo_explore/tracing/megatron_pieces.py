@@ -63,9 +63,9 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         name_modules(recorder, inner)
         batches = Batches(request)
         found = _run(recorder, models, batches, request)
-    change = 0.0
+    change: dict[int, float] = {}
     if quantiser is not None and request.recompute != "full":  # a whole layer that is recomputed keeps its input only
-        change = quantiser.saved_change_bytes[0] / NUM_MICRO_BATCHES
+        change = {n: size / NUM_MICRO_BATCHES for n, size in quantiser.saved_change_bytes.items()}
     cutter = _Cutter(recorder, found, inner, kinds, change)
     return Trace(
         key=request.key(versions),
@@ -144,8 +144,9 @@ class _Cutter:
     """Cuts the last micro-batch at module boundaries."""
 
     def __init__(
-        self, recorder: Recorder, found: list[Span], model: Any, kinds: Sequence[str], saved_change_bytes: float
-    ) -> None:
+        self, recorder: Recorder, found: list[Span], model: Any, kinds: Sequence[str],
+        saved_change_bytes: dict[int, float],
+    ) -> None:  # fmt: skip
         self._rows, self._levels, self._model, self._kinds = recorder.rows, recorder.storages.levels, model, kinds
         self._saved_change_bytes = saved_change_bytes
         self._forward, self._backward = found[-2], found[-1]
@@ -244,7 +245,7 @@ class _Cutter:
                 self._forward_rows(layer),
                 self._backward_rows(layer),
                 (f"decoder.layers.{layer}.",),
-                saved + self._saved_change_bytes,
+                saved + self._saved_change_bytes.get(layer, 0.0),
             )
         # What is left: at the end of the last layer its temporaries are still referenced, so that moment says less.
         pieces["head"] = self._piece(

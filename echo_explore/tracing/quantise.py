@@ -1,4 +1,4 @@
-"""The bf16 program as Transformer Engine runs it in 8 or 4 bits: linear layers of the transformer, nothing else.
+"""The bf16 program as Transformer Engine runs it in 8 or 4 bits: linear layers and experts, nothing else.
 
 Transformer Engine 2 (pytorch/module/linear.py, layernorm_linear.py; read 2026-11-30): inputs and incoming gradients are
 quantised once, in both orientations, weights once a step; under sequence parallelism the quantised array is gathered;
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from echo_explore.graph import DType, OpClass, OpRow, Phase
+from echo_explore.graph import DType, OpClass, OpKind, OpRow, Phase
 
 _LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 _BF16_BYTES = 2.0
@@ -49,16 +49,21 @@ class Quantiser:
 
     def concerns(self, row: OpRow) -> bool:
         """Whether the row belongs to a linear layer that is quantised."""
-        return row.module.rpartition(".")[2] in _LINEARS
+        return row.op_class is OpClass.GROUPED_GEMM or row.module.rpartition(".")[2] in _LINEARS
+
+    def may_cast(self, row: OpRow) -> bool:
+        """Whether the first operand of `row` is wide; weight gradients of experts read what is narrow already."""
+        return row.kind is not OpKind.COMPUTE or row.name in ("aten.mm", "echo.grouped_gemm")
 
     def must_cast(self, row: OpRow, array: torch.Tensor) -> bool:
         """Whether `array`, the first operand of a product or the shard of a gather, must be quantised before `row`."""
         if row.asynchronous:  # a gather of the saved input, for the weight gradient: it is narrow already
             return False
-        place = (row.module, row.layer, row.phase, row.micro_batch)
-        if place in self._narrow:  # by the gather or by the first product of this pass
-            return False
-        self._narrow.add(place)
+        if row.op_class is not OpClass.GROUPED_GEMM:  # both products of the experts lie in one module
+            place = (row.module, row.layer, row.phase, row.micro_batch)
+            if place in self._narrow:  # by the gather or by the first product of this pass
+                return False
+            self._narrow.add(place)
         if row.phase is Phase.FORWARD:
             twice = row.module.endswith("linear_proj") and self.keeps_attention_output
             change = self.format.element_bytes - (0.0 if twice else _BF16_BYTES)
@@ -76,8 +81,8 @@ class Quantiser:
 
     def narrow_product(self, row: OpRow) -> None:
         """A matrix product of two narrow operands; its result and what it accumulates into stay wide."""
-        _, m, n, k = row.dims
-        operands = float(m * k + k * n)
+        groups, m, n, k = row.dims
+        operands = float(m * k + groups * k * n)
         row.bytes_read += operands * (self.format.element_bytes - _BF16_BYTES)
         row.dtype = self.format.dtype
 

@@ -235,7 +235,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row.bytes_read = _distinct_bytes(inputs, reads) if kernel.bytes_read is None else kernel.bytes_read
         row.bytes_written = _distinct_bytes(written, writes) if kernel.bytes_written is None else kernel.bytes_written
         row.deps = tuple(sorted(deps))
-        if self._quantiser is not None and row.op_class is OpClass.GEMM and self._quantiser.concerns(row):
+        products = (OpClass.GEMM, OpClass.GROUPED_GEMM)
+        if self._quantiser is not None and row.op_class in products and self._quantiser.concerns(row):
             self._quantiser.narrow_product(row)
         self.rows.append(row)
         return out
@@ -257,9 +258,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _cast_before(self, row: OpRow, operands: Sequence[torch.Tensor], deps: set[int]) -> set[int]:
         """Add the row that quantises the first operand of `row`, if it needs one; the rows that `row` then reads."""
         quantiser = self._quantiser
-        if quantiser is None or not quantiser.concerns(row):
-            return set()
-        if row.kind is OpKind.COMPUTE and (row.op_class is not OpClass.GEMM or row.name != "aten.mm"):
+        if quantiser is None or not quantiser.concerns(row) or not quantiser.may_cast(row):
             return set()
         if not quantiser.must_cast(row, operands[0]):
             return set()

@@ -58,6 +58,37 @@ def request_from_json(value: dict[str, Any]) -> TraceRequest:
     return TraceRequest(**value | {"model": ModelSpec.model_validate_json(value["model"])})
 
 
+def unsupported(request: TraceRequest) -> str | None:
+    """Why the tracer can't run a request: the field and what is missing; None when it can."""
+    model = request.model
+    refusals = (
+        (
+            model.moe is not None and request.precision in ("fp16", "fp32"),
+            f"precision: {request.precision} is not traced for experts; grouped products take bf16 and narrower",
+        ),
+        (model.moe is not None and model.linear_bias, "model.linear_bias: experts have no biases; use false"),
+        (
+            model.moe is not None and request.tensor_parallel > 1 and request.expert_parallel == 1,
+            "layout.ep: experts held whole by every tensor-parallel rank are not traced; use ep above 1 or tp=1",
+        ),
+        (
+            model.moe is not None and request.tensor_parallel > 1 and not request.sequence_parallel,
+            "layout.sp: Megatron wants sequence parallelism where experts meet tensor parallelism; use sp=1",
+        ),
+        (model.mla is not None, "model.mla: multi-latent attention is not traced yet"),
+        (
+            model.multi_token_prediction_layers > 0,
+            "model.multi_token_prediction_layers: multi-token prediction is not traced yet",
+        ),
+        (request.context_parallel > 1, "layout.cp: context parallelism is not traced yet"),
+        (
+            request.attention == "flash" and request.precision == "fp32",
+            "attention: flash attention kernels take bf16 and fp16 only; use unfused with fp32",
+        ),
+    )
+    return next((reason for wrong, reason in refusals if wrong), None)
+
+
 def request_of(candidate: Candidate) -> TraceRequest:
     """The trace that a candidate needs; its recipe must be resolved."""
     layout, recipe = candidate.layout, candidate.recipe

@@ -11,6 +11,8 @@ from typing import Any
 from echo_explore.core import EchoError, SpecError
 from echo_explore.specs import Candidate, ModelSpec, ParallelConfig, StackProfile, TrainingRecipe, make_candidate
 from echo_explore.specs.base import validate
+from echo_explore.tracing.request import request_of
+from echo_explore.tracing.request import unsupported as tracer_refuses
 from echo_explore.validation.clusters import cluster_of
 from echo_explore.validation.rows import MeasuredRow
 from echo_explore.validation.stacks import stack_of
@@ -28,16 +30,9 @@ class Declined:
 
 def unsupported(candidate: Candidate) -> str | None:
     """Why the tracer of this version cannot run the candidate; None when it can."""
-    model, layout = candidate.model, candidate.layout
-    if model.moe is not None:
-        return "mixture of experts is not traced yet"
-    if model.mla is not None:
-        return "multi-latent attention is not traced yet"
-    if layout.context_parallel > 1:
-        return "context parallelism is not traced yet"
-    if layout.expert_parallel > 1:
-        return "expert parallelism is not traced yet"
-    return None
+    if candidate.layout.tensor_parallel > 1 and candidate.model.moe is not None:
+        return "experts beside tensor parallelism are not placed yet"
+    return tracer_refuses(request_of(candidate))
 
 
 def map_row(row: MeasuredRow, *, supported: Capability = unsupported) -> Candidate | Declined:

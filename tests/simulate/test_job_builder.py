@@ -1,8 +1,10 @@
 """From a trace to the job of the timeline: buckets, gathers, transfers, shared graphs."""
 
+from dataclasses import replace
+
 import pytest
 
-from echo_explore.graph import Collective
+from echo_explore.graph import Axis, Collective, Parameter, Trace
 from echo_explore.simulate import WhatIf
 from echo_explore.simulate.job_builder import JobBuilder
 from echo_explore.simulate.pricing import Pricer
@@ -70,3 +72,39 @@ def test_ranks_are_counted_once() -> None:
 )
 def test_schedule_follows_the_layout(layout: str, schedule: str) -> None:
     assert _job(layout=layout).schedule == schedule
+
+
+def _experts(layout: str, **options: object) -> tuple[PipelineJob, Trace, set[Axis]]:
+    """A Mixtral job, its trace, and the axes over which gradients and parameters move at the end of the step."""
+    job, model = candidate(model="mixtral-8x7b", layout=layout, cluster="h100-ndr", **options), simulator()
+    pricer = Pricer(job, compute=model.compute, collective=model.collective, what_if=WhatIf())
+    handmade = model.tracer.trace(request_of(job))
+    dense = handmade.pieces["layer.dense"]
+    experts = Parameter(name="mlp.experts.weight1", num_elements=10**8, tensor_sharded=False, expert=True)
+    mixture = replace(dense, parameters=(*dense.parameters, experts))
+    trace = replace(handmade, pieces=handmade.pieces | {"layer.moe": mixture})
+    built = JobBuilder(job, trace, pricer, WhatIf()).job
+    epilogue = built.stages[0].epilogue.graph
+    gathers = epilogue.is_collective & (epilogue.collective == Collective.ALL_GATHER)
+    return built, trace, {Axis(int(axis)) for axis in epilogue.axis[gathers]}
+
+
+def test_experts_are_reduced_over_their_own_group() -> None:
+    """Bytes conserved with experts apart; with as many expert ranks as replicas, experts move nothing."""
+    options = ("recipe.distributed_optimizer=true", "recipe.overlap_grad_reduce=true")
+    late = "recipe.overlap_param_gather=false"
+    for layout, axes in (
+        ("tp=1,pp=1,dp=16,ep=8", {Axis.DATA, Axis.EXPERT_DATA}),
+        ("tp=1,pp=1,dp=8,ep=8", {Axis.DATA}),
+    ):
+        built, trace, gathered = _experts(layout, overrides=(*options, late))
+        assert gathered == axes
+        chunk = built.stages[0].chunks[0]
+        assert set(trace.layer_kinds) == {"moe"}
+        parameters = [p for kind in trace.layer_kinds for p in trace.pieces[f"layer.{kind}"].parameters]
+        parameters += [p for name in ("embedding", "head") for p in trace.pieces[name].parameters]
+        moved = sum(p.num_elements for p in parameters if not p.expert or Axis.EXPERT_DATA in axes)
+        assert any(p.expert for p in parameters)
+        assert sum(bucket.message_bytes for bucket in chunk.buckets) == pytest.approx(4.0 * moved, rel=1e-3)
+        ready = [bucket.ready_after for bucket in chunk.buckets]
+        assert ready == sorted(ready)

@@ -80,9 +80,26 @@ def test_full_recomputation_keeps_little(service: TraceService) -> None:
     assert 2.0 * TOKENS * HIDDEN <= kept < 0.1 * layer(service).saved_bytes
 
 
-def test_narrow_formats_are_refused(service: TraceService) -> None:
-    with pytest.raises(TraceError, match="precision: fp8 is not traced for experts yet"):
-        service.trace(request(MOE, precision="fp8"))
+def test_wide_formats_are_refused(service: TraceService) -> None:
+    with pytest.raises(TraceError, match="precision: fp32 is not traced for experts"):
+        service.trace(request(MOE, precision="fp32", attention="unfused"))
+
+
+@pytest.mark.parametrize(("precision", "width"), [("fp8", 1.0), ("mxfp8", 1 + 1 / 32)])
+def test_narrow_experts(service: TraceService, precision: str, width: float) -> None:
+    """Each input and gradient of an expert product is quantised once; operands narrow, results stay wide."""
+    wide, narrow = layer(service, expert_parallel=2), layer(service, expert_parallel=2, precision=precision)
+    for before, after, casts in ((wide.forward, narrow.forward, 2), (wide.backward, narrow.backward, 2)):
+        names = [after.strings[i] for i in after.name]
+        modules = [after.strings[i] for i in after.module]
+        cast = [m for n, m in zip(names, modules, strict=True) if n == "echo.quantise"]
+        assert sum(m.endswith(".experts") for m in cast) == casts
+        a, b = before.op_class == OpClass.GROUPED_GEMM, after.op_class == OpClass.GROUPED_GEMM
+        assert (after.flop[b] == before.flop[a]).all()
+        groups, m, n, k = (after.dims[b, i] for i in range(4))
+        assert before.bytes_read[a] - after.bytes_read[b] == pytest.approx((2 - width) * (m * k + groups * k * n))
+        assert (after.bytes_written[b] == before.bytes_written[a]).all()
+    assert narrow.saved_bytes < wide.saved_bytes
 
 
 def test_dependences_of_an_exchange(service: TraceService) -> None:

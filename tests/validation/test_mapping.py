@@ -152,9 +152,12 @@ def test_reasons(cells: dict[str, str], reason: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"moe_experts": "8", "moe_topk": "2"}, "mixture of experts is not traced yet"),
-        ({"attn_extra": "multi-latent-attention=True"}, "multi-latent attention is not traced yet"),
-        ({"cp": "2", "dp": "1"}, "context parallelism is not traced yet"),
+        (
+            {"moe_experts": "8", "moe_topk": "2", "activation": "swiglu", "moe_ffn_hidden": "2048"},
+            "experts beside tensor parallelism are not placed yet",
+        ),
+        ({"attn_extra": "multi-latent-attention=True"}, "model.mla: multi-latent attention is not traced yet"),
+        ({"cp": "2", "dp": "1"}, "layout.cp: context parallelism is not traced yet"),
     ],
 )
 def test_capability_switches_runs_on(cells: dict[str, str], reason: str) -> None:
