@@ -21,7 +21,7 @@ def search_command(
         str, typer.Option("--sampler", help="auto, enumerate, tpe, nsga2, qmc, cmaes or random.")
     ] = "auto",
     objective: Annotated[str | None, typer.Option("--objective", help="step_time, cost, energy; with commas.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an existing study; try what failed again.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study; try what failed again.")] = False,
     calibration: Annotated[str | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
