@@ -67,14 +67,6 @@ def unsupported(request: TraceRequest) -> str | None:
             f"precision: {request.precision} is not traced for experts; grouped products take bf16 and narrower",
         ),
         (model.moe is not None and model.linear_bias, "model.linear_bias: experts have no biases; use false"),
-        (
-            model.moe is not None and request.tensor_parallel > 1 and request.expert_parallel == 1,
-            "layout.ep: experts held whole by every tensor-parallel rank are not traced; use ep above 1 or tp=1",
-        ),
-        (
-            model.moe is not None and request.tensor_parallel > 1 and not request.sequence_parallel,
-            "layout.sp: Megatron wants sequence parallelism where experts meet tensor parallelism; use sp=1",
-        ),
         (model.mla is not None, "model.mla: multi-latent attention is not traced yet"),
         (
             model.multi_token_prediction_layers > 0,
