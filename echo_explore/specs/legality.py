@@ -52,7 +52,10 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
 
 
 def _check_experts(model: ModelSpec, layout: ParallelConfig) -> None:
-    expert = layout.expert_parallel
+    expert, tensor = layout.expert_parallel, layout.tensor_parallel
+    if model.moe is not None and tensor > 1:
+        rule = "experts beside tensor parallelism lie on groups that are not priced right yet, so they are refused"
+        raise PlacementError("layout.tp", tensor, rule, "use tp=1 with a mixture of experts")
     if expert == 1:
         return
     if model.moe is None:

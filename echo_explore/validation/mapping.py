@@ -30,8 +30,6 @@ class Declined:
 
 def unsupported(candidate: Candidate) -> str | None:
     """Why the tracer of this version cannot run the candidate; None when it can."""
-    if candidate.layout.tensor_parallel > 1 and candidate.model.moe is not None:
-        return "experts beside tensor parallelism are not placed yet"
     return tracer_refuses(request_of(candidate))
 
 

@@ -152,10 +152,6 @@ def test_reasons(cells: dict[str, str], reason: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        (
-            {"moe_experts": "8", "moe_topk": "2", "activation": "swiglu", "moe_ffn_hidden": "2048"},
-            "experts beside tensor parallelism are not placed yet",
-        ),
         ({"attn_extra": "multi-latent-attention=True"}, "model.mla: multi-latent attention is not traced yet"),
         ({"cp": "2", "dp": "1"}, "layout.cp: context parallelism is not traced yet"),
     ],
@@ -163,6 +159,11 @@ def test_reasons(cells: dict[str, str], reason: str) -> None:
 def test_capability_switches_runs_on(cells: dict[str, str], reason: str) -> None:
     assert map_row(row(**cells)) == Declined(reason=reason)
     assert isinstance(map_row(row(**cells), supported=lambda candidate: None), Candidate)
+
+
+def test_experts_beside_tensor_parallelism_are_declined() -> None:
+    cells = {"moe_experts": "8", "moe_topk": "2", "activation": "swiglu", "moe_ffn_hidden": "2048"}
+    assert declined(**cells).startswith("layout.tp = 2: experts beside tensor parallelism")
 
 
 @given(name=st.text(max_size=20), family=st.text(max_size=20), source=st.text(max_size=20))
