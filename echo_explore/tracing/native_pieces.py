@@ -92,9 +92,9 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         model = build_model(request, LAYERS_OF_A_KIND)
         name_modules(recorder, model)
         found = _run(recorder, model, request)
-    change = 0.0
+    change: dict[int, float] = {}
     if quantiser is not None and request.recompute == "none":
-        change = quantiser.saved_change_bytes[0] / NUM_MICRO_BATCHES
+        change = {layer: size / NUM_MICRO_BATCHES for layer, size in quantiser.saved_change_bytes.items()}
     cutter = _Cutter(recorder, found, model, ["dense"] * LAYERS_OF_A_KIND, change)
     tokens = request.micro_batch_size * request.sequence_length // request.tensor_parallel
     return Trace(
