@@ -1,5 +1,6 @@
 """The whole program in one line: trace, price, schedule, simulate, summarise."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
 from echo_explore.simulate.jobs import build_job
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
-from echo_explore.simulate.prediction import Prediction
+from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
@@ -150,7 +151,7 @@ class Simulator:
         return Prediction(
             label=candidate.layout.label(),
             step_time_s=step.step_time_s,
-            step_sigma_log=step.step_sigma_log,
+            step_sigma_log=math.hypot(step.step_sigma_log, UNSEEN_SIGMA_LOG),
             tokens_per_s=candidate.tokens_per_step / step.step_time_s,
             mfu=counts.model_flop / available,
             mfu_causal=counts.model_flop_causal / available,
