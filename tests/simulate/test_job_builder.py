@@ -82,7 +82,7 @@ def _experts(layout: str, **options: object) -> tuple[PipelineJob, Trace, set[Ax
     dense = handmade.pieces["layer.dense"]
     experts = Parameter(name="mlp.experts.weight1", num_elements=10**8, tensor_sharded=False, expert=True)
     mixture = replace(dense, parameters=(*dense.parameters, experts))
-    trace = replace(handmade, pieces=handmade.pieces | {"layer.moe": mixture})
+    trace = replace(handmade, pieces={**handmade.pieces, "layer.moe": mixture})
     built = JobBuilder(job, trace, pricer, WhatIf()).job
     epilogue = built.stages[0].epilogue.graph
     gathers = epilogue.is_collective & (epilogue.collective == Collective.ALL_GATHER)
