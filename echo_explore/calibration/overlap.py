@@ -1,0 +1,175 @@
+"""Fit the interference model to kernels measured alone and beside a collective, and write its calibration file."""
+
+import datetime
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+
+from echo_explore.core import SpecError, write_atomic
+from echo_explore.core.home import find_data_file
+from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients, load_coefficients
+from echo_explore.interference.measured import MeasuredOverlap, Scene, read_overlaps, scenes_of
+from echo_explore.interference.overlap_score import OverlapScore, judged_rows, score_overlap
+
+_STARTS = ((0.9, 0.0, -2.0, 12.0), (0.85, 0.0, -0.8, 13.0), (0.5, 0.5, -3.0, 11.0))
+"""Where the search starts: logits of shares and the log of bytes; three, because the error has flat parts."""
+_EVALUATIONS = 250
+"""Of the error from each start; more change the fourth digit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapFit:
+    """Fitted constants and how well they do.
+
+    Attributes:
+        sharing: fitted.
+        score: on the rows that they were fitted on.
+        held_back: error of each group (GPU and class) under constants fitted on all other groups.
+        num_rows: rows that count.
+    """
+
+    sharing: SharingCoefficients
+    score: OverlapScore
+    held_back: dict[str, float]
+    num_rows: int
+
+
+def fit_overlap(
+    tables: Sequence[Path], *, start: InterferenceCoefficients, progress: Callable[[str], None] = lambda text: None
+) -> OverlapFit:
+    """The constants with the least mean error over groups, and their error on groups held back.
+
+    Args:
+        tables: CSV or CSV.gz files; columns as docs/interference.md says.
+        start: counts and chunk sizes to use, and the constant that is counted, not fitted.
+        progress: told what is going on.
+
+    Raises:
+        SpecError: a bad table, or fewer than one group of rows that count.
+    """
+    rows = [row for table in tables for row in read_overlaps(table)]
+    scenes = scenes_of(rows, start)
+    counted = [i for i in judged_rows(rows) if scenes[i] is not None]
+    groups = sorted({_group(rows[i]) for i in counted if _size(rows, counted, _group(rows[i])) >= 5})
+    if not groups:
+        raise SpecError(
+            "measured",
+            len(rows),
+            "has no group of at least 5 rows that count",
+            "measure more; see docs/interference.md",
+        )
+    progress(f"{len(counted)} rows count, {len(groups)} groups")
+    sharing = _fit(rows, scenes, counted, start.sharing)
+    held_back = {}
+    for group in groups if len(groups) > 1 else ():
+        rest = [i for i in counted if _group(rows[i]) != group]
+        own = [i for i in counted if _group(rows[i]) == group]
+        held_back[group] = _error(rows, scenes, own, _fit(rows, scenes, rest, start.sharing))
+        progress(f"{group} held back: {held_back[group]:.3f}")
+    return OverlapFit(
+        sharing=sharing,
+        score=_score(rows, scenes, counted, sharing),
+        held_back=held_back,
+        num_rows=len(counted),
+    )
+
+
+def _group(row: MeasuredOverlap) -> str:
+    return f"{row.cells['gpu']} {row.cells['compute_class']}"
+
+
+def _size(rows: Sequence[MeasuredOverlap], counted: Sequence[int], group: str) -> int:
+    return sum(_group(rows[i]) == group for i in counted)
+
+
+def _score(
+    rows: Sequence[MeasuredOverlap],
+    scenes: Sequence[Scene | None],
+    counted: Sequence[int],
+    sharing: SharingCoefficients,
+) -> OverlapScore:
+    chosen = [rows[i] for i in counted]
+    predicted = [scene.slowdown(sharing) for i in counted if (scene := scenes[i]) is not None]
+    return score_overlap(chosen, predicted, all_count=True)
+
+
+def _error(
+    rows: Sequence[MeasuredOverlap],
+    scenes: Sequence[Scene | None],
+    counted: Sequence[int],
+    sharing: SharingCoefficients,
+) -> float:
+    return _score(rows, scenes, counted, sharing).model
+
+
+def _fit(
+    rows: Sequence[MeasuredOverlap], scenes: Sequence[Scene | None], counted: Sequence[int], fixed: SharingCoefficients
+) -> SharingCoefficients:
+    def error(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+        return _error(rows, scenes, counted, _unpacked(x, fixed))
+
+    found = [
+        minimize(error, at, method="Nelder-Mead", options={"maxfev": _EVALUATIONS, "xatol": 1e-2, "fatol": 1e-5})
+        for at in _STARTS
+    ]
+    return _unpacked(min(found, key=lambda result: float(result.fun)).x, fixed)
+
+
+def _unpacked(
+    x: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]], fixed: SharingCoefficients
+) -> SharingCoefficients:
+    """Constants in their ranges from free numbers."""
+    polling, copying, issue = (1.0 / (1.0 + math.exp(-min(max(float(v), -30.0), 30.0))) for v in x[:3])
+    return SharingCoefficients(
+        polling_path_fraction=min(polling, 0.95),
+        copying_path_fraction=0.98 * (1 - min(polling, 0.95)) * copying,
+        issue_fraction=min(issue, 0.95),
+        memory_bytes_per_link_byte=fixed.memory_bytes_per_link_byte,
+        queued_bytes=math.exp(min(max(float(x[3]), 0.0), 20.0)),
+    )
+
+
+def write_calibration(fit: OverlapFit, out: Path, *, source: str) -> None:
+    """Write the shipped calibration with the fitted constants in place of its own.
+
+    Args:
+        fit: what to write.
+        out: file to make; it must not exist.
+        source: what it was fitted on, for the comment.
+
+    Raises:
+        SpecError: `out` exists or cannot be written.
+    """
+    shipped = find_data_file("calibrations", "interference")
+    if shipped is None:
+        raise SpecError("calibrations/interference.toml", "(missing)", "is not installed", "install the package again")
+    text = rewritten(shipped.read_text(encoding="utf-8"), fit, source=source)
+    try:
+        write_atomic(out, text.encode(), overwrite=False)
+    except FileExistsError:
+        raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file") from None
+    except OSError as error:
+        raise SpecError("out", str(out), f"cannot be written: {error.strerror}", "give another folder") from None
+    load_coefficients(out)
+
+
+def rewritten(text: str, fit: OverlapFit, *, source: str) -> str:
+    """The text of a calibration file with the fitted constants and a comment about them."""
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    sharing = fit.sharing
+    values = {
+        "polling_path_fraction": f"{sharing.polling_path_fraction:.3g}",
+        "copying_path_fraction": f"{sharing.copying_path_fraction:.3g}",
+        "issue_fraction": f"{sharing.issue_fraction:.2g}",
+        "queued_bytes": f'"{sharing.queued_bytes / 1024:.3g} KiB"',
+    }
+    for name, value in values.items():
+        text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+    clean = " ".join(source.split())
+    comment = f"# {clean}; {fit.num_rows} rows, mean error over groups {fit.score.model:.3f}, {today}"
+    return re.sub(r"(?m)^(# [^\n]*\n)?\[sharing\]$", lambda _: f"{comment}\n[sharing]", text)

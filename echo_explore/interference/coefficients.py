@@ -1,0 +1,137 @@
+"""Constants of the physical interference model: the calibration file `interference.toml`, checked.
+
+The file is written by scripts/fit_interference.py; docs/interference.md explains its
+keys. None of them is a slowdown: they are shares of an SM, bytes, counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from echo_explore.core import MissingCalibration, SpecError, parse_quantity
+from echo_explore.core.home import find_data_file
+from echo_explore.specs.base import read_toml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingCoefficients:
+    """What one channel of a collective takes of the SM it runs on and of memory; the same on every GPU.
+
+    Attributes:
+        polling_path_fraction: of its SM's load and store path, while it polls for its peer.
+        copying_path_fraction: of it further, while it copies at the full rate of its link.
+        issue_fraction: of its SM's issue slots, which kernels bound by arithmetic need.
+        memory_bytes_per_link_byte: bytes read from and written to device memory for each that goes over the link.
+        queued_bytes: most bytes of all channels' chunks that a kernel's last writes have to wait behind.
+    """
+
+    polling_path_fraction: float
+    copying_path_fraction: float
+    issue_fraction: float
+    memory_bytes_per_link_byte: float
+    queued_bytes: float
+
+    def __post_init__(self) -> None:
+        """Check that a channel leaves something of its SM to others."""
+        for name in ("polling_path_fraction", "copying_path_fraction", "issue_fraction"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise SpecError(f"sharing.{name}", value, "is a share from 0 to below 1", "fit it again")
+        whole = self.polling_path_fraction + self.copying_path_fraction
+        if not whole < 1:
+            raise SpecError("sharing.copying_path_fraction", whole, "polling and copying take a whole SM", "lower one")
+        for name in ("memory_bytes_per_link_byte", "queued_bytes"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise SpecError(f"sharing.{name}", value, "must be finite and not negative", "fit it again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterferenceCoefficients:
+    """All constants.
+
+    Attributes:
+        sharing: fitted.
+        num_channels: of a collective with large messages inside a node, by GPU architecture.
+        chunk_bytes: that one channel has in flight, by protocol ("ll", "ll128", "simple").
+    """
+
+    sharing: SharingCoefficients
+    num_channels: Mapping[str, int]
+    chunk_bytes: Mapping[str, float]
+
+    def channels_of(self, architecture: str) -> int:
+        """Channels on a GPU of that architecture.
+
+        Raises:
+            MissingCalibration: the file does not name it.
+        """
+        if architecture not in self.num_channels:
+            raise MissingCalibration(
+                f"channels.{architecture}: not in the interference calibration; fix: add a line with its source"
+            )
+        return self.num_channels[architecture]
+
+
+def load_coefficients(path: Path) -> InterferenceCoefficients:
+    """The constants in a TOML file.
+
+    Raises:
+        SpecError: missing file, unknown or missing key, a value out of range.
+    """
+    data = read_toml(path)
+    where = path.name
+    if data.get("schema") != 1:
+        raise SpecError(f"{where}: schema", data.get("schema"), "must be 1, the only version so far", "fit it again")
+    names = [item.name for item in fields(SharingCoefficients)]
+    sharing = _table(data, "sharing", where)
+    for name in names:
+        if name not in sharing:
+            raise SpecError(f"{where}: sharing.{name}", "(missing)", "must be given", f"add {name}")
+    for name in sharing:
+        if name not in names:
+            raise SpecError(f"{where}: sharing.{name}", sharing[name], "is not a known key", "remove it")
+    values = {n: _number(sharing[n], f"{where}: sharing.{n}") for n in names if n != "queued_bytes"}
+    queued = parse_quantity(sharing["queued_bytes"], unit="bytes", field=f"{where}: sharing.queued_bytes")
+    channels = _table(data, "channels", where)
+    for name, count in channels.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SpecError(f"{where}: channels.{name}", count, "must be a whole number of 1 or more", "correct it")
+    chunks = {
+        name: parse_quantity(value, unit="bytes", field=f"{where}: chunk.{name}")
+        for name, value in _table(data, "chunk", where).items()
+    }
+    for name in ("ll", "ll128", "simple"):
+        if name not in chunks:
+            raise SpecError(f"{where}: chunk.{name}", "(missing)", "must be given", f"add {name}")
+    return InterferenceCoefficients(
+        sharing=SharingCoefficients(queued_bytes=queued, **values), num_channels=dict(channels), chunk_bytes=chunks
+    )
+
+
+def _table(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    value = data.get(name)
+    if not isinstance(value, dict):
+        raise SpecError(f"{where}: {name}", "(missing)" if value is None else value, "must be a table", f"add [{name}]")
+    return value
+
+
+def _number(value: object, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(field, value, "must be a number", "correct the value")
+    return float(value)
+
+
+@lru_cache(maxsize=1)
+def shipped_coefficients() -> InterferenceCoefficients:
+    """The constants of `interference.toml`, read once in a process.
+
+    Raises:
+        MissingCalibration: there is no such file.
+    """
+    path = find_data_file("calibrations", "interference")
+    if path is None:
+        raise MissingCalibration("calibrations/interference.toml: not found; fix: install the package again")
+    return load_coefficients(path)
