@@ -243,8 +243,11 @@ def test_unequal_parts_make_an_all_to_all_slower(name: str, size: float, imbalan
         CollectiveRequest(collective=Collective.ALL_TO_ALL, message_bytes=size, group=group, imbalance=i)
         for i in (1.0, imbalance)
     )
-    before, after = (MODEL.collective_time(r, CLUSTERS[name]).time_s for r in (even, uneven))
-    assert before <= after <= imbalance * before * (1 + 1e-12)
+    # By algorithm and protocol: the one that is taken may change, since a choice is never over 3.5 times the best.
+    before, after = (MODEL.algorithm_times(r, CLUSTERS[name]) for r in (even, uneven))
+    assert before.keys() == after.keys()
+    for way, time_s in before.items():
+        assert time_s <= after[way] <= imbalance * time_s * (1 + 1e-12)
 
 
 def test_an_imbalance_below_one_is_refused() -> None:
