@@ -15,7 +15,7 @@ TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (128, 64), (64, 128), (6
 NUM_FIT_ROWS = 2500
 GPU_FLOOR_US = 3.0
 """Most that a kernel's floor may be. Tables timed on the GPU (vidur, aiconfigurator) have floors of 1 to 3 us; those
-timed from the host (NeuSight) of 17 to 48 us, which are launches (StackProfile.host_launch_s) and not the kernel's."""
+timed from the host (NeuSight) of 17 to 48 us, which are launches (StackProfile.host_call_s) and not the kernel's."""
 
 
 @dataclass(frozen=True, kw_only=True)

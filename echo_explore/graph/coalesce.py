@@ -24,7 +24,7 @@ class Coalesced:
 
 
 def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_after: Collection[int] = ()) -> Coalesced:
-    """`timed` with every run of kernels as one row: times, FLOP and bytes added up, the rest from its longest kernel.
+    """`timed` with every run of kernels as one row: what adds up is added up, the rest is from its longest kernel.
 
     A run ends at a row of another kind and where the phase changes, so that recomputation keeps its own rows.
 
@@ -50,7 +50,7 @@ def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_aft
     by_time = np.lexsort((-timed.time_s, row_of))
     longest = by_time[first]
     columns = {name: getattr(graph, name)[longest] for name in COLUMNS}
-    for name in ("flop", "bytes_read", "bytes_written"):
+    for name in ("flop", "bytes_read", "bytes_written", "host_calls"):
         columns[name] = np.add.reduceat(getattr(graph, name), first)
     columns["awaits"] = np.where(columns["awaits"] >= 0, row_of[columns["awaits"]], -1).astype(np.int32)
     columns["forward_op"] = np.full(first.shape, -1, dtype=np.int32)

@@ -33,6 +33,7 @@ COLUMNS: Mapping[str, type[np.generic]] = {
     "awaits": np.int32,
     "forward_op": np.int32,
     "stream": np.int16,
+    "host_calls": np.int32,
 }
 """One array of shape (num_ops,) each; see `docs/execution_graph.md` for their meaning."""
 
@@ -66,6 +67,8 @@ class ExecutionGraph:
         awaits: row of the collective that a WAIT waits for, else -1.
         forward_op: row of the forward op that a backward op belongs to, -1 if unknown or outside this graph.
         stream: 0 is the compute stream; others as the program used them.
+        host_calls: operators that the host dispatched from the row before up to this one, views and allocations too; a
+            fused region counts as one.
         dep_offsets: (num_ops + 1,) CSR offsets into dep_index.
         dep_index: rows whose results this row reads.
         strings: the pool of names, module paths and shapes.
@@ -92,6 +95,7 @@ class ExecutionGraph:
     awaits: npt.NDArray[np.int32]
     forward_op: npt.NDArray[np.int32]
     stream: npt.NDArray[np.int16]
+    host_calls: npt.NDArray[np.int32]
     dep_offsets: Ints
     dep_index: npt.NDArray[np.int32]
     strings: tuple[str, ...]
@@ -167,6 +171,7 @@ class OpRow:
     awaits: int = -1
     forward_op: int = -1
     stream: int = 0
+    host_calls: int = 1
     deps: tuple[int, ...] = ()
 
 

@@ -58,7 +58,7 @@ class JobBuilder:
         layout, recipe, stack = candidate.layout, candidate.recipe, candidate.stack
         stages = tuple(self._stage(stage, stage_chunks(candidate, stage)) for stage in range(layout.pipeline_parallel))
         schedule = "no-pipelining" if layout.pipeline_parallel == 1 else "1f1b"
-        host = 0.0 if stack.cuda_graphs else stack.host_launch_s * self._what_if.host_factor
+        host_factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
         return PipelineJob(
             stages=stages,
             schedule="interleaved" if layout.virtual_pipeline > 1 else schedule,  # type: ignore[arg-type]
@@ -66,7 +66,8 @@ class JobBuilder:
             overlap_grad_reduce=bool(recipe.overlap_grad_reduce),
             overlap_param_gather=self._gathers_overlap,
             overlap_p2p=bool(recipe.overlap_p2p) and layout.virtual_pipeline > 1,
-            host_launch_s=host,
+            host_call_s=stack.host_call_s * host_factor,
+            host_backward_call_s=stack.host_backward_call_s * host_factor,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
         )
 

@@ -51,6 +51,7 @@ class NativeJobBuilder:
             send_sigma_log=0.0,
             epilogue=self._pricer.price(epilogue),
         )
+        host_factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
         return PipelineJob(
             stages=(stage,),
             schedule="no-pipelining",
@@ -58,7 +59,8 @@ class NativeJobBuilder:
             overlap_grad_reduce=bool(candidate.recipe.overlap_grad_reduce),
             overlap_param_gather=False,
             overlap_p2p=False,
-            host_launch_s=0.0 if stack.cuda_graphs else stack.host_launch_s * self._what_if.host_factor,
+            host_call_s=stack.host_call_s * host_factor,
+            host_backward_call_s=stack.host_backward_call_s * host_factor,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
         )
 

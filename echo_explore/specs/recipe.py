@@ -86,7 +86,9 @@ class StackProfile(StrictModel):
     Attributes:
         framework: the traced framework that stands for it.
         layer_split_rule: how it splits layers that pp * vpp does not divide; `none` refuses.
-        host_launch_s: host time to launch one kernel (Python, dispatcher, driver), when no CUDA graph is used.
+        host_call_s: host time of one dispatched operator (Python, dispatcher, driver) in a forward or recomputation,
+            when no CUDA graph is used.
+        host_backward_call_s: the same in a backward, which autograd runs without Python.
         host_step_s: host time once a step (data loader, logging, optimizer bookkeeping).
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
@@ -111,7 +113,8 @@ class StackProfile(StrictModel):
     dropout: float = Field(ge=0.0, lt=1.0)
     layer_split_rule: Literal["none", "first-last-light", "balanced", "remainder-first", "by-compute"] = "none"
     cuda_graphs: bool = False
-    host_launch_s: Seconds = Field(alias="host_launch")
+    host_call_s: Seconds = Field(alias="host_call")
+    host_backward_call_s: Seconds = Field(alias="host_backward_call")
     host_step_s: Seconds = Field(alias="host_step")
     nccl_version: str
     bucket_elements: int = Field(default=40_000_000, ge=1)

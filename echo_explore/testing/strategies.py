@@ -137,7 +137,8 @@ def pipeline_jobs(
         overlap_grad_reduce=draw(st.booleans()),
         overlap_param_gather=draw(st.booleans()),
         overlap_p2p=draw(st.booleans()),
-        host_launch_s=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
+        host_call_s=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
+        host_backward_call_s=draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])),
         host_step_s=draw(st.sampled_from([0.0, 0.5])),
     )
 
@@ -187,7 +188,7 @@ def equal_stages_job(
     send_s: float = 0.0,
     overlap_p2p: bool = True,
     overlap_data: bool = True,
-    host_launch_s: float = 0.0,
+    host_call_s: float = 0.0,
 ) -> PipelineJob:
     """A job whose stages are all alike, with an empty epilogue."""
     chunk = ChunkJob(
@@ -212,6 +213,7 @@ def equal_stages_job(
         overlap_grad_reduce=overlap_data,
         overlap_param_gather=overlap_data,
         overlap_p2p=overlap_p2p,
-        host_launch_s=host_launch_s,
+        host_call_s=host_call_s,
+        host_backward_call_s=host_call_s,
         host_step_s=0.0,
     )

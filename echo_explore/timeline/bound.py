@@ -10,7 +10,7 @@ from echo_explore.graph import TimedGraph
 from echo_explore.graph.execution_graph import Floats
 from echo_explore.timeline.checks import check_job
 from echo_explore.timeline.job import PipelineJob, StageJob
-from echo_explore.timeline.templates import num_launches
+from echo_explore.timeline.templates import host_seconds
 
 
 def _serial_s(timed: TimedGraph) -> Floats:
@@ -39,15 +39,16 @@ class _StageBound:
     tail_s: float
 
 
-def _block_s(timed: TimedGraph, host_launch_s: float) -> float:
-    return max(float(_serial_s(timed)[-1]), num_launches(timed) * host_launch_s)
+def _block_s(job: PipelineJob, timed: TimedGraph) -> float:
+    host_s = host_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
+    return max(float(_serial_s(timed)[-1]), host_s)
 
 
 def _stage_bound(job: PipelineJob, stage: StageJob, at: int) -> _StageBound:
     num_stages, num_chunks = len(job.stages), len(stage.chunks)
-    m, h = job.num_micro_batches, job.host_launch_s
-    forwards = [_block_s(chunk.forward, h) for chunk in stage.chunks]
-    backwards = [_block_s(chunk.backward, h) for chunk in stage.chunks]
+    m = job.num_micro_batches
+    forwards = [_block_s(job, chunk.forward) for chunk in stage.chunks]
+    backwards = [_block_s(job, chunk.backward) for chunk in stage.chunks]
     send_s = stage.send_backward_s if at > 0 else 0.0
     busy_s, held_s = m * (sum(forwards) + sum(backwards)), 0.0
     if not job.overlap_p2p:

@@ -25,7 +25,8 @@ def check_job(job: PipelineJob) -> None:
     if not fits.get(job.schedule, False):
         right = "no-pipelining" if pipeline == 1 else "interleaved" if virtual > 1 else "1f1b"
         raise SpecError("schedule", job.schedule, f"does not fit {pipeline} stages of {virtual} chunks", f"use {right}")
-    _check_seconds("host_launch_s", job.host_launch_s)
+    _check_seconds("host_call_s", job.host_call_s)
+    _check_seconds("host_backward_call_s", job.host_backward_call_s)
     _check_seconds("host_step_s", job.host_step_s)
     for s, stage in enumerate(job.stages):
         _check_seconds(f"stages[{s}].send_forward_s", stage.send_forward_s)

@@ -102,8 +102,9 @@ class PipelineJob:
             stream; else they run after the last backward of the stage, one after the other.
         overlap_param_gather: gathers run beside the first forward.
         overlap_p2p: transfers run beside compute; else the sender's compute stream waits for its send.
-        host_launch_s: host time to launch one kernel or collective; 0 with CUDA graphs. A forward or backward of a
-            chunk lasts at least its number of launches times this.
+        host_call_s: host time of one of `ExecutionGraph.host_calls` in a forward or recomputation; 0 with CUDA graphs.
+            A forward or backward of a chunk lasts at least as long as its calls take the host.
+        host_backward_call_s: the same in a backward.
         host_step_s: host time once a step, after the epilogue.
     """
 
@@ -113,5 +114,6 @@ class PipelineJob:
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_p2p: bool
-    host_launch_s: float
+    host_call_s: float
+    host_backward_call_s: float
     host_step_s: float

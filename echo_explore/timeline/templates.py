@@ -40,9 +40,11 @@ class Template:
         return bool((self.ops.stream == Stream.DATA).any())
 
 
-def num_launches(timed: TimedGraph) -> int:
-    """Kernels and collectives that the host launches for the graph."""
-    return int((timed.graph.is_compute | timed.graph.is_collective).sum())
+def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:
+    """What the host needs for the calls of the graph; autograd makes those of the backward, the interpreter others."""
+    graph = timed.graph
+    backward = graph.phase == Phase.BACKWARD
+    return float(graph.host_calls[~backward].sum()) * call_s + float(graph.host_calls[backward].sum()) * backward_call_s
 
 
 def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Charge.PIPELINE) -> Template:

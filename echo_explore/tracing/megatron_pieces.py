@@ -136,8 +136,11 @@ def move_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
 
 
 def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
-    """Rows [first, last) as rows of a piece, which knows neither its layer nor its micro-batch."""
-    return [replace(row, layer=min(row.layer, 0), micro_batch=-1, chunk=0) for row in move_rows(rows, first, last)]
+    """Rows [first, last) as rows of a piece, which knows neither its layer nor its micro-batch, nor what ran before."""
+    cut = [replace(row, layer=min(row.layer, 0), micro_batch=-1, chunk=0) for row in move_rows(rows, first, last)]
+    for row in cut[:1]:
+        row.host_calls = 1
+    return cut
 
 
 class _Cutter:

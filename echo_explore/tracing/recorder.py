@@ -105,6 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recent = self._outside
         self._paused = 0
         self._works: list[FakeWork] = []
+        self._host_calls = 0
 
     # -- set-up -------------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.marks.append(Mark(what, home, len(self.rows), self.storages.kept_since(self.since_row)))
             if what == "enter":
                 self.since_row = len(self.rows)
+                self._host_calls = 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -177,6 +179,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = _plan(func)
+        if self._region is None and plan.kind != "query":
+            self._host_calls += 1
         if plan.kind == "kernel":
             return self._kernel(plan, func, args, kwargs)
         if plan.kind == "collective":
@@ -238,8 +242,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         products = (OpClass.GEMM, OpClass.GROUPED_GEMM)
         if self._quantiser is not None and row.op_class in products and self._quantiser.concerns(row):
             self._quantiser.narrow_product(row)
-        self.rows.append(row)
+        self._append(row)
         return out
+
+    def _append(self, row: OpRow) -> None:
+        """Add a row that the host's calls since the last one led to."""
+        row.host_calls, self._host_calls = max(self._host_calls, 1), 0
+        self.rows.append(row)
 
     def _new_row(self, name: str, context: Context, kind: OpKind = OpKind.COMPUTE) -> OpRow:
         home, phase, forward_op, _ = context
@@ -298,7 +307,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index = len(self.rows)
         for tensor in described.writes:
             self.storages.written(tensor, index)
-        self.rows.append(row)
+        self._append(row)
         return index
 
     def _functional(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,7 +338,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flush()
             row = self._new_row("wait", self._context(torch._C._current_autograd_node()), OpKind.WAIT)
             row.awaits, row.deps = index, (index,)
-            self.rows.append(row)
+            self._append(row)
 
         return wait
 
@@ -351,7 +360,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flush()
         row = self._new_row(what, self._context(torch._C._current_autograd_node()), OpKind.HOST_SYNC)
         self.host_syncs.append({"what": what, "module": row.module, "phase": row.phase.name, "assumed": value})
-        self.rows.append(row)
+        self._append(row)
 
     # -- context of a row ---------------------------------------------------------------------------------------------
 
@@ -395,6 +404,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flush()
             context = self._context(torch._C._current_autograd_node())
             self._begin_region(len(self._region_names), name, context)
+            self._host_calls += 1
             self._region_names.append(name)
         self._explicit_depth += 1
 
@@ -429,7 +439,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.storages.hold_peak = False
         self.storages.note(len(self.rows), self.storages.live_bytes)
         if region.num_kernels:
-            self.rows.append(region.finish(self.storages))
+            self._append(region.finish(self.storages))
 
 
 def _plan(func: Any) -> _Plan:
@@ -439,6 +449,8 @@ def _plan(func: Any) -> _Plan:
         for position, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    if func.namespace == "prim":  # asked of fake tensors only
+        return _Plan("query", name, None, writes)
     if func.namespace == "c10d":
         return _Plan("collective", name, None, writes)
     if func.namespace == functional_collectives.NAMESPACE:

@@ -23,7 +23,7 @@ def test_certificate(graph: ExecutionGraph, data: st.DataObject) -> None:
     coarse = coalesce(fine, break_before=before, break_after=after)
     merged, row_of = coarse.timed.graph, coarse.row_of
     assert coarse.timed.time_s.sum() == pytest.approx(fine.time_s.sum())
-    for name in ("flop", "bytes_read", "bytes_written", "message_bytes"):
+    for name in ("flop", "bytes_read", "bytes_written", "message_bytes", "host_calls"):
         assert getattr(merged, name).sum() == pytest.approx(getattr(graph, name).sum())
     assert np.array_equal(row_of, np.sort(row_of))
     assert row_of.size == graph.num_ops

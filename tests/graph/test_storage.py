@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from echo_explore.core import SpecError
+from echo_explore.core.versions import GRAPH_SCHEMA
 from echo_explore.graph import (
     Axis,
     Collective,
@@ -129,7 +130,7 @@ def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
 def test_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "graph.npz"
     save_graph(path, graph(2))
-    with pytest.raises(SpecError, match="is a graph of schema 1, not a trace"):
+    with pytest.raises(SpecError, match=f"is a graph of schema {GRAPH_SCHEMA}, not a trace"):
         load_trace(path)
 
 

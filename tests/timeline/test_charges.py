@@ -13,9 +13,9 @@ from echo_explore.timeline import GradientBucket, ParameterGather, PipelineJob, 
 from echo_explore.timeline.templates import expand
 
 
-def forward_only(items: list[Item], *, host_launch_s: float = 0.0, slow: float = 1.0) -> StepTimeline:
+def forward_only(items: list[Item], *, host_call_s: float = 0.0, slow: float = 1.0) -> StepTimeline:
     job = equal_stages_job(
-        num_stages=1, num_micro_batches=1, forward=items, backward=[("gemm", 1.0)], host_launch_s=host_launch_s
+        num_stages=1, num_micro_batches=1, forward=items, backward=[("gemm", 1.0)], host_call_s=host_call_s
     )
     return simulate_step(job, interference=interference(slow, 1.0), fidelity="kernel")
 
@@ -59,7 +59,7 @@ def test_kernel_beside_tensor_communication_is_slowed() -> None:
 
 
 def test_launches_hold_a_block_up() -> None:
-    step = forward_only([("gemm", 0.5), ("gemm", 0.5)], host_launch_s=0.75)
+    step = forward_only([("gemm", 0.5), ("gemm", 0.5)], host_call_s=0.75)
     assert nonzero(step) == {"compute_s": 2.0, "host_s": 0.5}
 
 
@@ -164,7 +164,7 @@ def _job(**changes: object) -> PipelineJob:
     [
         (_job(stages=()), "a job needs a stage with a chunk"),
         (_job(schedule="interleaved"), "does not fit 2 stages of 1 chunks; fix: use 1f1b"),
-        (_job(host_launch_s=-1.0), r"host_launch_s = -1.0: must be finite"),
+        (_job(host_call_s=-1.0), r"host_call_s = -1.0: must be finite"),
         (_job(num_micro_batches=0), "num_micro_batches = 0"),
     ],
 )

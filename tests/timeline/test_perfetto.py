@@ -26,7 +26,7 @@ def timeline(*, record_spans: bool = True) -> StepTimeline:
         backward=[("gemm", 1.0), ("gemm", 0.9)],
         buckets=(bucket,),
         send_s=0.1,
-        host_launch_s=0.9,
+        host_call_s=0.9,
     )
     return simulate_step(job, interference=interference(1.2, 1.1), fidelity="kernel", record_spans=record_spans)
 

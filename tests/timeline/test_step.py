@@ -107,7 +107,7 @@ def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
     compute = max(times.busy_s["compute"] for times in step.classes)
     serial = sum(sum(times.busy_s.values()) for times in step.classes)
     launches = sum(
-        job.num_micro_batches * (chunk.forward.graph.num_ops + chunk.backward.graph.num_ops) * job.host_launch_s
+        job.num_micro_batches * (chunk.forward.graph.num_ops + chunk.backward.graph.num_ops) * job.host_call_s
         for stage in job.stages
         for chunk in stage.chunks
     )

@@ -178,3 +178,10 @@ def test_refusals_are_one_line(service: TraceService, changes: dict[str, object]
     with pytest.raises(TraceError, match=message) as caught:
         service.trace(request(GPT, **changes))
     assert "\n" not in str(caught.value)
+
+
+def test_the_host_dispatches_more_than_it_launches_and_a_fused_region_is_one_call(service: TraceService) -> None:
+    eager, fused = layer(service, fusion="eager").forward, layer(service, fusion="fused").forward
+    assert (eager.host_calls >= 1).all()
+    assert eager.host_calls.sum() > eager.num_ops  # views
+    assert fused.host_calls.sum() < eager.host_calls.sum()
