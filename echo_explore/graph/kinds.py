@@ -83,6 +83,10 @@ class Axis(IntEnum):
     """All ranks of one model replica (gradient norm)."""
     EXPERT_DATA = 8
     """Replicas of the same experts."""
+    EXPERT_TENSOR = 9
+    """Ranks over which each expert is split."""
+    EXPERT_MODEL = 10
+    """Ranks that hold all experts once: expert and expert-tensor axis together."""
 
 
 class Collective(IntEnum):

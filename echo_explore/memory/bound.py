@@ -61,5 +61,5 @@ def _layer_bytes(candidate: Candidate, kind: str, each: StateBytes) -> float:
         return (dense + feed_forward_weights(model, model.ffn_hidden_size) // tensor) * _each(each, each.dense_shards)
     dense += feed_forward_weights(model, model.moe.shared_ffn_hidden_size) // tensor
     experts = model.moe.num_experts // layout.expert_parallel * feed_forward_weights(model, model.moe.ffn_hidden_size)
-    # Megatron splits experts over tensor ranks too; a framework that does not holds more, so the bound stands.
-    return dense * _each(each, each.dense_shards) + experts // tensor * _each(each, each.expert_shards)
+    split = layout.expert_tensor_ranks if candidate.stack.framework == "megatron" else tensor
+    return dense * _each(each, each.dense_shards) + experts // split * _each(each, each.expert_shards)

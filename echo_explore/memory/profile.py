@@ -129,6 +129,7 @@ def count_communicators(layout: ParallelConfig) -> int:
     Megatron makes more groups than it uses; NCCL connects a communicator at its first collective.
     """
     stages, tensor, experts = layout.pipeline_parallel, layout.tensor_parallel, layout.expert_parallel
+    split = layout.expert_tensor_parallel  # as given: dense models have no such group
     replicas = layout.data_parallel * layout.context_parallel
     used = (
         layout.num_gpus > 1,  # world
@@ -139,7 +140,9 @@ def count_communicators(layout: ParallelConfig) -> int:
         stages > 1,  # first and last stage
         stages * tensor > 1,  # model: gradient norm
         experts > 1,
-        experts > 1 and replicas // experts > 1,
+        split > 1,
+        experts > 1 and split > 1,
+        experts > 1 and layout.expert_data_parallel > 1,
     )
     return sum(used)
 

@@ -20,7 +20,7 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
         layers = model.num_layers // (point.pipeline_parallel * point.virtual_pipeline)
         arguments.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
     if point.expert_parallel > 1:
-        arguments.append(f"--expert-model-parallel-size {point.expert_parallel}")
+        arguments.append(f"--expert-model-parallel-size {point.expert_parallel} --expert-tensor-parallel-size 1")
     if point.sequence_parallel:
         arguments.append("--sequence-parallel")
     if point.recompute == "selective":

@@ -144,8 +144,7 @@ class JobBuilder:
     def _group(self, *, expert: bool) -> int:
         """Ranks that hold copies of the same parameters and sum their gradients."""
         layout = self._candidate.layout
-        replicas = layout.data_parallel * layout.context_parallel
-        return max(1, replicas // layout.expert_parallel) if expert else replicas
+        return layout.expert_data_parallel if expert else layout.data_parallel * layout.context_parallel
 
     def _buckets_of(self, plan: _ChunkPlan, stage: int, chunk: int, *, expert: bool) -> list[Bucket]:
         """Megatron closes buckets only on the first stage's first chunk and with overlap; elsewhere one bucket."""

@@ -95,7 +95,12 @@ class NativeJobBuilder:
         if candidate.num_shards in (1, candidate.layout.data_parallel):
             return None
         # Groups of neighbours and groups across them lie as those of experts do.
-        layout = candidate.layout.model_copy(update={"expert_parallel": candidate.num_shards})
+        layout = candidate.layout.model_copy(
+            update={
+                "expert_parallel": candidate.num_shards,
+                "expert_tensor_parallel": candidate.layout.tensor_parallel,
+            }
+        )
         return self._pricer.over(replace(candidate, layout=layout))
 
     def _over_groups(self, priced: TimedGraph, pricer: Pricer) -> TimedGraph:

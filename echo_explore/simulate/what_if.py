@@ -10,7 +10,7 @@ from echo_explore.graph import Axis, OpClass
 _AXES = {
     "tensor": (Axis.TENSOR,),
     "context": (Axis.CONTEXT,),
-    "expert": (Axis.EXPERT, Axis.EXPERT_DATA),
+    "expert": (Axis.EXPERT, Axis.EXPERT_DATA, Axis.EXPERT_TENSOR, Axis.EXPERT_MODEL),
     "data": (Axis.DATA,),
     "pipeline": (Axis.PIPELINE, Axis.EMBEDDING),
 }

@@ -14,6 +14,7 @@ _SHORT = {
     "dp": "data_parallel",
     "cp": "context_parallel",
     "ep": "expert_parallel",
+    "etp": "expert_tensor_parallel",
     "sp": "sequence_parallel",
 }
 
@@ -24,6 +25,9 @@ class ParallelConfig(StrictModel):
     Attributes:
         virtual_pipeline: model chunks a stage holds (interleaved schedule when above 1).
         sequence_parallel: Megatron's sequence parallelism within the tensor-parallel group; false when that is 1.
+        expert_tensor_parallel: ranks over which each expert is split, as attention is over tensor_parallel; 0: see
+            `expert_tensor_ranks`. At 1 experts are whole on their rank, and neighbours in expert parallelism may be
+            neighbours in tensor parallelism.
         layer_split: layers of every chunk, chunk by chunk in model order (pp * vpp entries); empty: equal.
     """
 
@@ -33,6 +37,7 @@ class ParallelConfig(StrictModel):
     data_parallel: int = Field(default=0, ge=0)
     context_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
+    expert_tensor_parallel: int = Field(default=0, ge=0)
     sequence_parallel: bool = False
     layer_split: IntTuple = ()
 
@@ -68,6 +73,25 @@ class ParallelConfig(StrictModel):
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks over which each expert is split: as given, else 1 beside expert parallelism and tp without it.
+
+        Megatron-Bridge's recipes of mixtures set 1; without expert parallelism megatron-core 0.16.1 takes experts for
+        dense parameters, whose gradients it does not sum over tensor-parallel ranks.
+        """
+        return self.expert_tensor_parallel or (1 if self.expert_parallel > 1 else self.tensor_parallel)
+
+    @property
+    def expert_gpus(self) -> int:
+        """GPUs of a stage that hold all experts once (etp * ep)."""
+        return self.expert_tensor_ranks * self.expert_parallel
+
+    @property
+    def expert_data_parallel(self) -> int:
+        """Replicas of the same expert, tp * cp * dp / (etp * ep); data_parallel must be known, and legal."""
+        return max(1, self.tensor_parallel * self.context_parallel * self.data_parallel // self.expert_gpus)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of the job; data_parallel must be known."""
         return self.model_gpus * self.data_parallel
@@ -78,6 +102,7 @@ class ParallelConfig(StrictModel):
         parts += [f"vpp{self.virtual_pipeline}"] if self.virtual_pipeline > 1 else []
         parts += [f"cp{self.context_parallel}"] if self.context_parallel > 1 else []
         parts += [f"ep{self.expert_parallel}"] if self.expert_parallel > 1 else []
+        parts += [f"etp{self.expert_tensor_parallel}"] if self.expert_tensor_parallel > 1 else []
         parts += [f"dp{self.data_parallel}"] if self.data_parallel else []
         return " ".join([*parts, *(["sp"] if self.sequence_parallel else [])])
 

@@ -29,6 +29,7 @@ def check_native(
         ("pp", layout.pipeline_parallel),
         ("cp", layout.context_parallel),
         ("ep", layout.expert_parallel),
+        ("etp", layout.expert_tensor_parallel),
         ("tp", layout.tensor_parallel if stack.framework == "ddp" else 1),
     ):
         if degree > 1:

@@ -51,6 +51,8 @@ _AXIS_STREAM = {
     Axis.TENSOR: (Stream.TENSOR, Charge.TENSOR),
     Axis.CONTEXT: (Stream.CONTEXT, Charge.CONTEXT),
     Axis.EXPERT: (Stream.EXPERT, Charge.EXPERT),
+    Axis.EXPERT_TENSOR: (Stream.EXPERT, Charge.EXPERT),
+    Axis.EXPERT_MODEL: (Stream.EXPERT, Charge.EXPERT),
     Axis.DATA: (Stream.DATA, Charge.DATA),
     Axis.EXPERT_DATA: (Stream.DATA, Charge.DATA),
     Axis.PIPELINE: (Stream.MODEL, Charge.PIPELINE),

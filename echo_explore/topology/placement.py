@@ -14,7 +14,7 @@ import numpy as np
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph.kinds import Axis
 from echo_explore.specs import ClusterSpec, ParallelConfig
-from echo_explore.topology.rank_order import DEFAULT_PLACEMENT, Placement, Ranks, axis_groups
+from echo_explore.topology.rank_order import DEFAULT_PLACEMENT, EXPERT_AXES, Placement, Ranks, axis_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def group_shape(
 
     Raises:
         SpecError: the axis has no groups (NONE), or data_parallel is not known yet.
-        PlacementError: for the axes of experts, ep does not divide cp * dp; the placement does not fit the layout or
+        PlacementError: for the axes of experts, etp * ep does not divide tp * cp * dp; the placement does not fit the layout or
             the cluster.
     """
     if not placement.is_default:
@@ -109,16 +109,19 @@ def _stage_gpus(layout: ParallelConfig) -> int:
 
 def _axis_grid(axis: Axis, layout: ParallelConfig) -> tuple[int, int]:
     """Ranks of a group of the axis, and the distance between neighbours in it."""
-    stage, tensor, expert = _stage_gpus(layout), layout.tensor_parallel, layout.expert_parallel
-    stages, replicas = layout.pipeline_parallel, layout.context_parallel * layout.data_parallel
-    if axis in (Axis.EXPERT, Axis.EXPERT_DATA) and replicas % expert:
-        raise PlacementError("layout.ep", expert, f"must divide cp*dp = {replicas}", "change ep or dp")
+    stage, tensor, stages = _stage_gpus(layout), layout.tensor_parallel, layout.pipeline_parallel
+    split, experts = layout.expert_tensor_ranks, layout.expert_gpus
+    if axis in EXPERT_AXES and stage % experts:
+        rule = f"etp*ep = {experts} must divide tp*cp*dp = {stage}"
+        raise PlacementError("layout.ep", layout.expert_parallel, rule, "change ep or dp")
     grids = {
         Axis.TENSOR: (tensor, 1),
         Axis.CONTEXT: (layout.context_parallel, tensor),
-        Axis.DATA: (replicas, tensor),
-        Axis.EXPERT: (expert, tensor),
-        Axis.EXPERT_DATA: (replicas // expert, tensor * expert),
+        Axis.DATA: (stage // tensor, tensor),
+        Axis.EXPERT: (layout.expert_parallel, split),
+        Axis.EXPERT_TENSOR: (split, 1),
+        Axis.EXPERT_MODEL: (experts, 1),
+        Axis.EXPERT_DATA: (stage // experts, experts),
         Axis.PIPELINE: (min(stages, 2), stage),
     }
     if axis not in grids:

@@ -1,8 +1,9 @@
 """Which rank has which place on the parallelism axes, and which GPU a rank runs on.
 
 An order names the axes from the fastest to the slowest: in `tp-cp-ep-dp-pp`, Megatron's default, tensor neighbours are
-neighbouring ranks and pipeline stages lie farthest apart. For the groups of experts, ep and what remains of cp and dp
-take the places of ep and dp in the same order, and cp has none (megatron-core 0.16.1, parallel_state.py, 2026).
+neighbouring ranks and pipeline stages lie farthest apart. For the groups of experts, expert-tensor parallelism, ep and
+what then remains of a stage take the places of tp, ep and dp in the same order, and cp has none: experts lie on
+tensor-parallel ranks too (megatron-core 0.16.1, parallel_state.py, 2026).
 """
 
 from collections.abc import Iterable
@@ -27,8 +28,11 @@ _AXES_OF: dict[Axis, tuple[str, ...]] = {
     Axis.MODEL: ("tp", "pp"),
     Axis.EXPERT: ("ep",),
     Axis.EXPERT_DATA: ("dp",),
+    Axis.EXPERT_TENSOR: ("tp",),
+    Axis.EXPERT_MODEL: ("tp", "ep"),
 }
-_EXPERT_AXES = (Axis.EXPERT, Axis.EXPERT_DATA)
+EXPERT_AXES = (Axis.EXPERT, Axis.EXPERT_DATA, Axis.EXPERT_TENSOR, Axis.EXPERT_MODEL)
+"""Axes whose groups hold experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,22 +129,23 @@ def axis_groups(axis: Axis, layout: ParallelConfig, order: str = DEFAULT_ORDER) 
 
     Raises:
         SpecError: the axis has no groups, or data_parallel is not known yet.
-        PlacementError: ep does not divide cp * dp, or the order does not fit experts and pipelines together.
+        PlacementError: etp * ep does not divide tp * cp * dp, or the order does not fit experts and pipelines together.
     """
     if axis not in _AXES_OF:
         raise SpecError("axis", axis.name, "has no communication groups", "name a parallelism axis")
     if layout.data_parallel < 1:
         raise SpecError("layout.dp", layout.data_parallel, "is not known yet", "fill in data_parallel first")
-    replicas, expert = layout.context_parallel * layout.data_parallel, layout.expert_parallel
-    is_expert = axis in _EXPERT_AXES
-    if is_expert and replicas % expert:
-        raise PlacementError("layout.ep", expert, f"must divide cp*dp = {replicas}", "change ep or dp")
+    stage, experts = layout.num_gpus // layout.pipeline_parallel, layout.expert_gpus
+    is_expert = axis in EXPERT_AXES
+    if is_expert and stage % experts:
+        rule = f"etp*ep = {experts} must divide tp*cp*dp = {stage}"
+        raise PlacementError("layout.ep", layout.expert_parallel, rule, "change ep or dp")
     _check_experts(layout, order)
     sizes = {
-        "tp": layout.tensor_parallel,
+        "tp": layout.expert_tensor_ranks if is_expert else layout.tensor_parallel,
         "cp": 1 if is_expert else layout.context_parallel,
-        "ep": expert if is_expert else 1,
-        "dp": replicas // expert if is_expert else layout.data_parallel,
+        "ep": layout.expert_parallel if is_expert else 1,
+        "dp": stage // experts if is_expert else layout.data_parallel,
         "pp": layout.pipeline_parallel,
     }
     names = order.split("-")[::-1]  # slowest first, as numpy counts

@@ -100,6 +100,15 @@ def _bucket_layout(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"buckets": bucket_layout(**arguments)}
 
 
+def _process_groups(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing.megatron_checks import process_groups
+
+    return {"groups": process_groups(**arguments)}
+
+
 OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "prepare": _prepare,
     "trace": _trace,
@@ -108,6 +117,7 @@ OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "check_layout": _check_layout,
     "schedule_order": _schedule_order,
     "bucket_layout": _bucket_layout,
+    "process_groups": _process_groups,
 }
 
 

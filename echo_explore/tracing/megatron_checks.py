@@ -81,6 +81,24 @@ def schedule_order(
         return run_schedule(config, degrees, num_micro_batches, axes)
 
 
+def process_groups(layout: Mapping[str, int], rank: int) -> dict[str, list[int]]:
+    """Ranks of every process group of `rank` as Megatron initialises them, by name of the axis; none of one rank."""
+    names = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+    tensor, pipeline, virtual, context, expert, expert_tensor, data = (layout.get(n, 1) for n in names)
+    axes = megatron_model.start_cluster(
+        Degrees(
+            tensor=tensor, pipeline=pipeline, virtual=virtual, context=context, expert=expert,
+            expert_tensor=expert_tensor, data=data, rank=rank,
+        )
+    )  # fmt: skip
+    found: dict[str, list[int]] = {}
+    for group in torch.distributed.distributed_c10d._world.pg_map:
+        axis = axes.get(group.group_name)
+        if axis is not None:
+            found.setdefault(axis.name, sorted(torch.distributed.get_process_group_ranks(group)))
+    return found
+
+
 def bucket_layout(
     num_elements: Sequence[int],
     data_parallel: int,
@@ -154,7 +172,8 @@ def _check_layout(
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    tensor, pipeline, virtual, context, expert = (layout.get(n, 1) for n in ("tp", "pp", "vpp", "cp", "ep"))
+    names = ("tp", "pp", "vpp", "cp", "ep", "etp")
+    tensor, pipeline, virtual, context, expert, expert_tensor = (layout.get(n, 1) for n in names)
     model_gpus = tensor * pipeline * context
     data = layout.get("dp") or (num_gpus or model_gpus) // model_gpus
     world = num_gpus or model_gpus * data
@@ -162,7 +181,7 @@ def _check_layout(
     smallest = chunk_layers.index(min(chunk_layers)) if chunk_layers else 0
     group = world // pipeline
     degrees = Degrees(
-        tensor=tensor, pipeline=pipeline, virtual=virtual, data=data, context=context, expert=expert,
+        tensor=tensor, pipeline=pipeline, virtual=virtual, data=data, context=context, expert=expert, expert_tensor=expert_tensor,
         rank=(smallest % pipeline) * group, num_gpus=world,
     )  # fmt: skip
     axes = megatron_model.start_cluster(degrees)

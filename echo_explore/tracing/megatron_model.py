@@ -35,6 +35,7 @@ class Degrees:
     data: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int = 1
     rank: int = 0
     num_gpus: int | None = None
 
@@ -71,13 +72,14 @@ def start_cluster(degrees: Degrees) -> dict[str, Axis]:
         degrees.virtual if degrees.virtual > 1 else None,
         context_parallel_size=degrees.context,
         expert_model_parallel_size=degrees.expert,
-        expert_tensor_parallel_size=1 if degrees.expert > 1 else None,
+        expert_tensor_parallel_size=degrees.expert_tensor,
         create_gloo_process_groups=False,
     )
     return _axes(parallel_state)
 
 
 def _axes(parallel_state: Any) -> dict[str, Axis]:
+    whole = parallel_state.get_expert_tensor_parallel_world_size() == 1
     groups = {
         Axis.TENSOR: [
             parallel_state.get_tensor_model_parallel_group(),
@@ -90,11 +92,17 @@ def _axes(parallel_state: Any) -> dict[str, Axis]:
             parallel_state.get_model_parallel_group(),
             parallel_state.get_intra_distributed_optimizer_instance_group(check_initialized=False),
         ],
+        # Where experts are whole on their rank, the group of the axis EXPERT_MODEL is that of EXPERT.
+        Axis.EXPERT_MODEL: [parallel_state.get_expert_tensor_and_model_parallel_group()],
+        Axis.EXPERT_TENSOR: [parallel_state.get_expert_tensor_parallel_group()],
         Axis.EXPERT: [
             parallel_state.get_expert_model_parallel_group(),
-            parallel_state.get_expert_tensor_and_model_parallel_group(),
+            *([parallel_state.get_expert_tensor_and_model_parallel_group()] if whole else []),
         ],
-        Axis.EXPERT_DATA: [parallel_state.get_expert_data_parallel_group()],
+        Axis.EXPERT_DATA: [
+            parallel_state.get_expert_data_parallel_group(),
+            parallel_state.get_expert_data_parallel_group(partial_expert_data_parallel=True),
+        ],
         Axis.EMBEDDING: [
             parallel_state.get_embedding_group(check_initialized=False),
             parallel_state.get_position_embedding_group(check_initialized=False),
@@ -123,7 +131,7 @@ def _activation(model: ModelSpec) -> Any:
 
 
 def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
-    """Routed experts over the expert-parallel group, each whole on its rank; balance by auxiliary loss."""
+    """Routed experts over the expert-parallel group; balance by auxiliary loss."""
     moe = request.model.moe
     if moe is None:
         return {}
@@ -139,7 +147,7 @@ def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
         "moe_permute_fusion": True,
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": 1e-2,  # Megatron-LM, examples/mixtral; any value above 0 gives the same kernels
-        "expert_tensor_parallel_size": 1,
+        "expert_tensor_parallel_size": request.expert_tensor_parallel,
     }
 
 

@@ -48,8 +48,13 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     megatron_model.refuse_unsupported(request)
     kinds = [kind for kind in sorted(set(request.model.layer_kinds)) for _ in range(LAYERS_OF_A_KIND)]
     # The smallest cluster that holds the groups: experts lie on tensor- and data-parallel ranks.
-    data = request.expert_parallel // math.gcd(request.expert_parallel, request.tensor_parallel)
-    degrees = Degrees(tensor=request.tensor_parallel, data=data, expert=request.expert_parallel)
+    experts = request.expert_parallel * request.expert_tensor_parallel
+    degrees = Degrees(
+        tensor=request.tensor_parallel,
+        data=experts // math.gcd(experts, request.tensor_parallel),
+        expert=request.expert_parallel,
+        expert_tensor=request.expert_tensor_parallel,
+    )
     axes = megatron_model.start_cluster(degrees)
     schedule = Schedule()
     config = megatron_model.config_of(request, kinds, degrees, schedule)

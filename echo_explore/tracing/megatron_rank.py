@@ -30,6 +30,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
         virtual=request.virtual_pipeline,
         data=request.data_parallel,
         expert=trace.expert_parallel,
+        expert_tensor=trace.expert_tensor_parallel,
         rank=request.rank,
     )
     schedule = Schedule(

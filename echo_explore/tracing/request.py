@@ -25,6 +25,7 @@ class TraceRequest:
     sequence_parallel: bool
     context_parallel: int = 1
     expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
     micro_batch_size: int
     sequence_length: int
     precision: TrainPrecision
@@ -94,6 +95,7 @@ def request_of(candidate: Candidate) -> TraceRequest:
         sequence_parallel=layout.sequence_parallel,
         context_parallel=layout.context_parallel,
         expert_parallel=layout.expert_parallel,
+        expert_tensor_parallel=layout.expert_tensor_ranks if candidate.model.moe else 1,
         micro_batch_size=recipe.micro_batch_size,
         sequence_length=recipe.sequence_length,
         precision=recipe.precision,

@@ -183,6 +183,20 @@ class TraceService:
         answer = self.call("schedule_order", dict(zip(names, values, strict=True)))
         return [(str(phase), int(micro_batch), int(chunk)) for phase, micro_batch, chunk in answer["order"]]
 
+    def process_groups(self, layout: Mapping[str, int], rank: int) -> dict[str, list[int]]:
+        """Ranks of every process group of a rank as megatron-core makes them, by name of its axis; none of one rank.
+
+        Args:
+            layout: tp, pp, vpp, cp, ep, etp and dp; 1 where left out.
+            rank: of the job.
+
+        Raises:
+            TraceError: Megatron refuses the layout.
+            MissingExtra: torch or megatron-core is not installed.
+        """
+        answer = self.call("process_groups", {"layout": dict(layout), "rank": rank})
+        return {str(axis): [int(r) for r in ranks] for axis, ranks in answer["groups"].items()}
+
     def bucket_layout(
         self,
         num_elements: Sequence[int],

@@ -185,7 +185,8 @@ def layout_of(row: MeasuredRow) -> ParallelConfig:
             "data_parallel": row.dp,
             "context_parallel": row.cp,
             "expert_parallel": row.ep,
-            "sequence_parallel": row.sequence_parallel,
+            # Megatron trains no mixture beside tensor parallelism without it (megatron-core 0.16.1, moe_layer.py).
+            "sequence_parallel": row.sequence_parallel or (row.moe_experts > 0 and row.tp > 1),
         },
         where="layout.",
     )

@@ -96,6 +96,9 @@ def test_experts_are_reduced_over_their_own_group() -> None:
     for layout, axes in (
         ("tp=1,pp=1,dp=16,ep=8", {Axis.DATA, Axis.EXPERT_DATA}),
         ("tp=1,pp=1,dp=8,ep=8", {Axis.DATA}),
+        ("tp=4,pp=1,dp=4,ep=8,sp=1", {Axis.DATA, Axis.EXPERT_DATA}),
+        ("tp=4,pp=1,dp=2,ep=8,sp=1", {Axis.DATA}),
+        ("tp=4,pp=1,dp=2,ep=2,etp=4,sp=1", {Axis.DATA}),
     ):
         built, trace, gathered = _experts(layout, overrides=(*options, late))
         assert gathered == axes

@@ -219,7 +219,7 @@ def test_names_that_are_no_names(name: str) -> None:
         ("tp=8,,pp=12", "layout = 'tp=8,,pp=12': has an empty part between commas; fix: write tp=8,pp=12"),
         ("", "layout = '': has an empty part between commas; fix: write tp=8,pp=12"),
         ("tp=8,tp=4", "layout = 'tp=8,tp=4': tp is given twice; fix: give each key once"),
-        ("tp=8,qp=4", "layout = 'tp=8,qp=4': unknown key 'qp'; fix: use tp, pp, vpp, dp, cp, ep, sp"),
+        ("tp=8,qp=4", "layout = 'tp=8,qp=4': unknown key 'qp'; fix: use tp, pp, vpp, dp, cp, ep, etp, sp"),
         ("tp=0", "layout.tp = '0': must be 1 or more; fix: write tp=1 or leave it out"),
         ("tp=-8", "layout.tp = '-8': must be 1 or more; fix: write tp=1 or leave it out"),
         ("tp=8.0", "layout.tp = '8.0': must be a whole number of at most 9 digits; fix: write tp=8"),

@@ -15,7 +15,7 @@ AXES = [axis for axis in Axis if axis not in (Axis.NONE, Axis.PIPELINE)]
 def groups_by_hand(axis: Axis, layout: ParallelConfig) -> list[list[int]]:
     """The groups by their definition: ranks that agree in every other coordinate."""
     tensor, context, data = layout.tensor_parallel, layout.context_parallel, layout.data_parallel
-    stage_gpus, expert = tensor * context * data, layout.expert_parallel
+    stage_gpus, expert, split = tensor * context * data, layout.expert_parallel, layout.expert_tensor_ranks
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.num_gpus):
         t, c, d = rank % tensor, rank // tensor % context, rank // (tensor * context) % data
@@ -24,8 +24,10 @@ def groups_by_hand(axis: Axis, layout: ParallelConfig) -> list[list[int]]:
             Axis.TENSOR: (c, d, stage),
             Axis.CONTEXT: (t, d, stage),
             Axis.DATA: (t, stage),
-            Axis.EXPERT: (t, inner // (tensor * expert), stage),
-            Axis.EXPERT_DATA: (t, inner // tensor % expert, stage),
+            Axis.EXPERT: (inner % split, inner // (split * expert), stage),
+            Axis.EXPERT_TENSOR: (inner // split, stage),
+            Axis.EXPERT_MODEL: (inner // (split * expert), stage),
+            Axis.EXPERT_DATA: (inner % (split * expert), stage),
             Axis.EMBEDDING: (inner,),
             Axis.MODEL: (c, d),
         }[axis]
@@ -38,13 +40,18 @@ def groups_by_hand(axis: Axis, layout: ParallelConfig) -> list[list[int]]:
 def layouts(draw: st.DrawFn) -> ParallelConfig:
     tensor = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
     context, data = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3, 6, 8]))
-    experts = [e for e in (1, 2, 4, 8) if context * data % e == 0]
+    split = draw(st.sampled_from([0, 1, 2, tensor]))
+    whole = tensor * context * data
+    fit = [e for e in (1, 2, 4, 8, 16) if whole % e == 0 and whole % (max(split, 1) * e) == 0]
+    if not fit:
+        split, fit = 0, [1]
     return ParallelConfig(
         tensor_parallel=tensor,
         context_parallel=context,
         data_parallel=data,
         pipeline_parallel=draw(st.sampled_from([1, 2, 3, 5, 8])),
-        expert_parallel=draw(st.sampled_from(experts)),
+        expert_parallel=draw(st.sampled_from(fit)),
+        expert_tensor_parallel=split,
     )
 
 
@@ -120,8 +127,8 @@ def test_placement_does_not_depend_on_how_the_rest_is_called() -> None:
 
 
 def test_experts_that_do_not_divide_the_replicas_are_refused() -> None:
-    layout = ParallelConfig(tensor_parallel=4, data_parallel=2, expert_parallel=8)
-    with pytest.raises(SpecError, match=r"layout.ep = 8: must divide cp\*dp = 2"):
+    layout = ParallelConfig(tensor_parallel=4, data_parallel=2, expert_parallel=16)
+    with pytest.raises(SpecError, match=r"layout.ep = 16: etp\*ep = 16 must divide tp\*cp\*dp = 8"):
         group_shape(Axis.EXPERT, layout, H100)
 
 

@@ -161,9 +161,9 @@ def test_capability_switches_runs_on(cells: dict[str, str], reason: str) -> None
     assert isinstance(map_row(row(**cells), supported=lambda candidate: None), Candidate)
 
 
-def test_experts_beside_tensor_parallelism_are_declined() -> None:
+def test_experts_beside_tensor_parallelism_imply_sequence_parallelism() -> None:
     cells = {"moe_experts": "8", "moe_topk": "2", "activation": "swiglu", "moe_ffn_hidden": "2048"}
-    assert declined(**cells).startswith("layout.tp = 2: experts beside tensor parallelism")
+    assert mapped(**cells).layout.sequence_parallel
 
 
 @given(name=st.text(max_size=20), family=st.text(max_size=20), source=st.text(max_size=20))
