@@ -24,7 +24,7 @@ Attention = Annotated[str | None, typer.Option("--attention", help="flash or unf
 Schedule = Annotated[str, typer.Option("--schedule", help="auto, no-pipelining, 1f1b or interleaved.")]
 Framework = Annotated[str, typer.Option("--framework", help="megatron, fsdp2 (torchtitan) or ddp.")]
 Stack = Annotated[str | None, typer.Option("--stack", help="Name or TOML file of a stack profile.")]
-Fusion = Annotated[str | None, typer.Option("--fusion", help="eager or fused; default: the stack's.")]
+Fusion = Annotated[str | None, typer.Option("--fusion", help="eager, norm or fused kernels; default: the stack's.")]
 LayerSplit = Annotated[str | None, typer.Option("--layer-split", help="Layers of every chunk, with commas.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="path=value over model, cluster, stack or recipe.")]
 

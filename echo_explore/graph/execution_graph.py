@@ -205,9 +205,11 @@ def concatenate(graphs: Sequence[ExecutionGraph], *, layers: Sequence[int] | Non
     """The graphs one after the other as one graph; row references are shifted, string pools merged.
 
     Args:
-        graphs: at least one.
+        graphs: in order; none give an empty graph.
         layers: for each graph the layer number to write into rows whose layer is not -1; None keeps them.
     """
+    if not graphs:
+        return build_graph([])
     pool: dict[str, int] = {}
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in (*COLUMNS, "dims", "dep_index", "counts")}
     start = 0

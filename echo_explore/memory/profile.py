@@ -64,6 +64,7 @@ class MemoryProfile:
     Attributes:
         stages: one a pipeline stage, in order.
         capacity_bytes: memory of one GPU.
+        outside_bytes: of every stage, what no allocator of the framework holds: CUDA context and communicators.
     """
 
     REFERENCE: ClassVar[str] = (
@@ -72,6 +73,7 @@ class MemoryProfile:
     VERSION: ClassVar[int] = 1
     stages: tuple[StageMemory, ...]
     capacity_bytes: float
+    outside_bytes: float = 0.0
 
     @property
     def peak_stage(self) -> int:
@@ -82,6 +84,11 @@ class MemoryProfile:
     def peak_bytes(self) -> float:
         """What the stage that needs most needs."""
         return self.stages[self.peak_stage].total_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """What the caching allocator holds of the peak: the figure that runs report as reserved."""
+        return self.peak_bytes - self.outside_bytes
 
     @property
     def fits(self) -> bool:
@@ -113,13 +120,14 @@ def memory_profile(*, candidate: Candidate, trace: Trace, num_communicators: int
     memory = candidate.stack.memory
     if num_communicators is None:
         num_communicators = count_communicators(candidate.layout)
-    framework = memory.context_bytes + num_communicators * memory.communicator_bytes
-    framework += float(trace.facts.get("workspace_bytes", 0.0))
+    outside = memory.context_bytes + num_communicators * memory.communicator_bytes
+    framework = outside + float(trace.facts.get("workspace_bytes", 0.0))
     return MemoryProfile(
         stages=tuple(
             _stage_memory(candidate, trace, stage, framework) for stage in range(candidate.layout.pipeline_parallel)
         ),
         capacity_bytes=candidate.cluster.device.memory_bytes,
+        outside_bytes=outside,
     )
 
 

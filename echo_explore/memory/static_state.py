@@ -57,8 +57,8 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     """Bytes a parameter: 2 + 4 + 12 / shards in mixed precision, 4 + 4 + 8 / shards in fp32.
 
     With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
-    dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts; else 1. The gradient takes
-    StackProfile.gradient_dtype, in fp32 training always fp32.
+    dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts; else 1. The gradient
+    takes StackProfile.gradient_dtype, in fp32 training always fp32.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
     if candidate.stack.framework != "megatron":
@@ -69,11 +69,16 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     return StateBytes(
         parameter_bytes=PARAMETER_BYTES[precision],
         quantised_copy_bytes=QUANTISED_COPY_BYTES.get(precision, 0.0),
-        gradient_bytes=GRADIENT_BYTES[candidate.stack.gradient_dtype] if mixed else 4.0,
+        gradient_bytes=_gradient_bytes(candidate) if mixed else 4.0,
         optimizer_bytes=ADAM_BYTES + (MASTER_BYTES if mixed else 0.0),
         dense_shards=replicas if sharded else 1,
         expert_shards=layout.expert_data_parallel if sharded else 1,
     )
+
+
+def _gradient_bytes(candidate: Candidate) -> float:
+    own = PARAMETER_BYTES[candidate.recipe.precision] if candidate.stack.keeps_model_gradients else 0.0
+    return GRADIENT_BYTES[candidate.stack.gradient_dtype] + own
 
 
 def _native_state_bytes(candidate: Candidate) -> StateBytes:

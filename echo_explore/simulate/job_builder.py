@@ -124,8 +124,8 @@ class JobBuilder:
             parts = [self._piece(name, backward=backward) for name in (reversed(names) if backward else names)]
             self._graphs[key] = TimedGraph(
                 graph=concatenate([p.graph for p in parts]),
-                time_s=np.concatenate([p.time_s for p in parts]),
-                sigma_log=np.concatenate([p.sigma_log for p in parts]),
+                time_s=np.concatenate([np.zeros(0), *(p.time_s for p in parts)]),
+                sigma_log=np.concatenate([np.zeros(0), *(p.sigma_log for p in parts)]),
             )
         return self._graphs[key]
 

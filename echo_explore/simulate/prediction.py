@@ -36,6 +36,7 @@ class Prediction:
     mfu_causal: float
     hfu: float
     peak_memory_bytes: float
+    reserved_memory_bytes: float
     memory_capacity_bytes: float
     memory: tuple[Mapping[str, float | int], ...]
     breakdown: Mapping[str, float]
@@ -76,6 +77,7 @@ class Prediction:
             "mfu_causal",
             "hfu",
             "peak_memory_bytes",
+            "reserved_memory_bytes",
             "memory_capacity_bytes",
             "fits",
             "num_ranks",

@@ -157,6 +157,7 @@ class Simulator:
             mfu_causal=counts.model_flop_causal / available,
             hfu=executed_flop(job) / available,
             peak_memory_bytes=memory.peak_bytes,
+            reserved_memory_bytes=memory.reserved_bytes,
             memory_capacity_bytes=memory.capacity_bytes,
             memory=memory.to_rows(),
             breakdown=step.breakdown,

@@ -9,7 +9,7 @@ from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["flash", "unfused"]
-Fusion = Literal["eager", "fused"]
+Fusion = Literal["eager", "norm", "fused"]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Framework = Literal["megatron", "fsdp2", "ddp"]
 ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved"]
@@ -93,6 +93,9 @@ class StackProfile(StrictModel):
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
+        keeps_gathered_inputs: under sequence parallelism the gathered input of a product stays until its backward,
+            which else gathers it again (megatron only).
+        keeps_model_gradients: beside main gradients of `gradient_dtype` every parameter keeps one of its own type.
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         sharding: how fsdp2 shards; counts for that framework only.
         buckets: gradient buckets of ddp; counts for that framework only.
@@ -121,6 +124,8 @@ class StackProfile(StrictModel):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention_kernel: str = ""
     kernel_source: str = ""
+    keeps_gathered_inputs: bool = False
+    keeps_model_gradients: bool = False
     fused_loss: bool = False
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
     memory: MemorySpec

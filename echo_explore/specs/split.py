@@ -15,14 +15,14 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
             loss as a layer each, so the first and the last chunk hold one less where the sum divides (Megatron's
             account_for_embedding_in_pipeline_split); `first-last-light` gives the shortfall to the first and last
             chunks; `remainder-first` gives the surplus layers to the first chunks. `by-compute` splits always, by
-            matrix sizes of layers and output layer (nanotron).
+            matrix sizes of layers and output layer (nanotron), and may leave chunks before the last without a layer.
 
     Raises:
         SpecError: the layers do not divide and there is neither a split nor a rule, or a chunk would be empty.
     """
     split = _split(model, layout, rule)
     empty = [chunk for chunk, count in enumerate(split[1:-1], start=1) if count == 0]
-    if empty:
+    if empty and (layout.layer_split or rule != "by-compute"):
         raise SpecError(
             "layer_split",
             str(list(split)),

@@ -47,8 +47,8 @@ def group_shape(
 
     Raises:
         SpecError: the axis has no groups (NONE), or data_parallel is not known yet.
-        PlacementError: for the axes of experts, etp * ep does not divide tp * cp * dp; the placement does not fit the layout or
-            the cluster.
+        PlacementError: for the axes of experts, etp * ep does not divide tp * cp * dp; the placement does not fit the
+            layout or the cluster.
     """
     if not placement.is_default:
         return _placed_shape(axis, layout, cluster, placement)

@@ -181,8 +181,8 @@ def _check_layout(
     smallest = chunk_layers.index(min(chunk_layers)) if chunk_layers else 0
     group = world // pipeline
     degrees = Degrees(
-        tensor=tensor, pipeline=pipeline, virtual=virtual, data=data, context=context, expert=expert, expert_tensor=expert_tensor,
-        rank=(smallest % pipeline) * group, num_gpus=world,
+        tensor=tensor, pipeline=pipeline, virtual=virtual, data=data, context=context, expert=expert,
+        expert_tensor=expert_tensor, rank=(smallest % pipeline) * group, num_gpus=world,
     )  # fmt: skip
     axes = megatron_model.start_cluster(degrees)
     config = megatron_model.config_of(

@@ -12,7 +12,9 @@ from echo_explore.graph import Axis
 from echo_explore.specs import ModelSpec
 from echo_explore.tracing import fake_cluster
 from echo_explore.tracing.core_attention import FlashCoreAttention
+from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
+from echo_explore.tracing.gathered_inputs import keep_gathered_inputs
 from echo_explore.tracing.quantise import FORMATS
 from echo_explore.tracing.request import TraceRequest, unsupported
 
@@ -159,6 +161,13 @@ def _recompute(name: str) -> dict[str, Any]:
     return {}
 
 
+class _NoOffset:
+    """Instead of an offset of 0 of the gate's other half, which unfused Megatron adds by a kernel since 0.14 only."""
+
+    def __radd__(self, other: Any) -> Any:
+        return other
+
+
 def _unchanged(tensor: Any) -> Any:
     """Instead of initialising weights, which a trace does not need."""
     return tensor
@@ -206,7 +215,8 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "masked_softmax_fusion": fused,
         "bias_activation_fusion": fused and gelu_or_swiglu,
         "bias_dropout_fusion": fused,
-        "apply_rope_fusion": fused and model.position_embedding == "rope",
+        "apply_rope_fusion": request.fusion != "eager" and model.position_embedding == "rope",
+        "glu_linear_offset": 0.0 if fused else _NoOffset(),
         # Megatron's fused cross entropy casts its gradient to bf16, so only bf16 jobs can use it.
         "cross_entropy_loss_fusion": fused and dtype is torch.bfloat16,
         "persist_layer_norm": False,
@@ -241,7 +251,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
-    """Layers of one chunk and the norm behind the last; RMS norms are torch's, as in Megatron's own local layers."""
+    """Layers of one chunk and the norm behind the last; RMS norms are torch's, as in Megatron's own, or eager."""
     from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -249,6 +259,7 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
     normalization = "RMSNorm" if request.model.normalization == "rmsnorm" else None
+    eager_norm = normalization is not None and request.fusion == "eager"
 
     def spec_of(kind: str) -> Any:
         spec = get_gpt_layer_local_spec(
@@ -260,6 +271,8 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
         )
         if request.attention == "flash":
             spec.submodules.self_attention.submodules.core_attention = FlashCoreAttention
+        if eager_norm:
+            spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = EagerRmsNorm
         return spec
 
     count = get_num_layers_to_build(config, vp_stage=stage)
@@ -267,7 +280,7 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
     experts = config.moe_layer_freq if request.model.moe is not None else [0] * config.num_layers
     return TransformerBlockSubmodules(
         layer_specs=[spec_of("moe" if experts[n] else "dense") for n in range(first, first + count)],
-        layer_norm=WrappedTorchNorm if normalization else FusedLayerNorm,
+        layer_norm=EagerRmsNorm if eager_norm else WrappedTorchNorm if normalization else FusedLayerNorm,
     )
 
 
@@ -308,6 +321,8 @@ def build_chunks(
             )
         if model.embedding_norm and chunk.pre_process:
             _add_embedding_norm(chunk.embedding, config)
+        if request.keeps_gathered_inputs:
+            keep_gathered_inputs(chunk)
         chunks.append(chunk.cuda())
     return chunks
 

@@ -16,6 +16,7 @@ class TraceRequest:
     Attributes:
         model: dimensions; name and number of layers do not enter the key (layer kinds do).
         dropout: whether dropout kernels run.
+        keeps_gathered_inputs: as in StackProfile.
         fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
     """
 
@@ -35,6 +36,7 @@ class TraceRequest:
     gradient_accumulation_fusion: bool
     dropout: bool
     fused_loss: bool = False
+    keeps_gathered_inputs: bool = False
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON value of the request, the key's content."""
@@ -75,6 +77,10 @@ def unsupported(request: TraceRequest) -> str | None:
         ),
         (request.context_parallel > 1, "layout.cp: context parallelism is not traced yet"),
         (
+            request.fusion == "norm" and request.framework != "megatron",
+            f"fusion: norm alone is not traced for {request.framework}; use eager or fused",
+        ),
+        (
             request.attention == "flash" and request.precision == "fp32",
             "attention: flash attention kernels take bf16 and fp16 only; use unfused with fp32",
         ),
@@ -105,4 +111,5 @@ def request_of(candidate: Candidate) -> TraceRequest:
         gradient_accumulation_fusion=bool(recipe.gradient_accumulation_fusion),
         dropout=recipe.dropout > 0,
         fused_loss=candidate.stack.fused_loss and candidate.stack.framework != "megatron",
+        keeps_gathered_inputs=candidate.stack.keeps_gathered_inputs and layout.sequence_parallel,
     )

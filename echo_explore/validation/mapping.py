@@ -219,7 +219,5 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
     if row.sharding == "zero2":
         fields["reshard_after_forward"] = False
     if stack.fusion == "eager" and row.overlap.fused_norm:
-        fields["fusion"] = (
-            "fused"  # Approximation: fuses the activation too, which under-estimates by its eager kernels
-        )
+        fields["fusion"] = "norm"
     return validate(TrainingRecipe, {key: value for key, value in fields.items() if value is not None})

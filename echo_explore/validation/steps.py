@@ -51,8 +51,8 @@ class StepPrediction(Protocol):
         """Upper end of its interval."""
 
     @property
-    def peak_memory_bytes(self) -> float:
-        """Peak memory of the fullest GPU."""
+    def reserved_memory_bytes(self) -> float:
+        """What the allocator of the fullest GPU holds at its peak."""
 
     @property
     def fits(self) -> bool:
@@ -186,7 +186,7 @@ def _predict_one(row: MeasuredRow, candidate: Candidate, predict: Predict) -> di
         "step_time_s": prediction.step_time_s,
         "step_time_low_s": prediction.step_time_low_s,
         "step_time_high_s": prediction.step_time_high_s,
-        "peak_memory_bytes": prediction.peak_memory_bytes,
+        "peak_memory_bytes": prediction.reserved_memory_bytes,  # what measured tables state
         "fits": prediction.fits,
         "breakdown": dict(prediction.breakdown),
     }

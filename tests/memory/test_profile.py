@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,3 +160,19 @@ def test_communicators_count_axes_in_use() -> None:
     )
     assert few == memory.context_bytes
     assert many == few + 9 * memory.communicator_bytes
+
+
+def test_what_is_reserved_leaves_context_and_communicators_out() -> None:
+    candidate = candidate_of(ParallelConfig(tensor_parallel=2, data_parallel=2))
+    profile = memory_profile(candidate=candidate, trace=trace_of(candidate), num_communicators=3)
+    memory = candidate.stack.memory
+    assert profile.peak_bytes - profile.reserved_bytes == memory.context_bytes + 3 * memory.communicator_bytes
+
+
+def test_gradients_of_the_parameters_own_type_stay_where_the_stack_says() -> None:
+    candidate = candidate_of(ParallelConfig(tensor_parallel=2, data_parallel=2))
+    stack = candidate.stack.model_copy(update={"keeps_model_gradients": True})
+    trace = trace_of(candidate)
+    before = memory_profile(candidate=candidate, trace=trace).stages[0]
+    after = memory_profile(candidate=replace(candidate, stack=stack), trace=trace).stages[0]
+    assert after.gradients_bytes == before.gradients_bytes * (4 + 2) / 4

@@ -84,3 +84,17 @@ def test_every_layer_lies_in_one_chunk(layers: int, pp: int, vpp: int, rule: str
     assert min(chunks[1:-1], default=1) >= 1
     if rule != "by-compute":
         assert max(chunks) <= -(-layers // (pp * vpp)) + 1
+
+
+def test_by_compute_a_large_output_layer_leaves_the_chunk_before_it_empty() -> None:
+    model = ModelSpec.model_validate(
+        {
+            "name": "small", "architecture": "llama", "num_layers": 16, "hidden_size": 2048, "ffn_hidden_size": 8192,
+            "num_attention_heads": 32, "vocab_size": 131072, "max_sequence_length": 4096, "activation": "swiglu",
+        }
+    )  # fmt: skip
+    layout = ParallelConfig(pipeline_parallel=8)
+    # 16 layers and an output layer of four: 2.5 a chunk (nanotron 0.4, 2024, models/base.py, build_model).
+    assert layers_of_chunks(model, layout, "by-compute") == (3, 3, 2, 3, 2, 3, 0, 0)
+    with pytest.raises(SpecError, match="would hold nothing"):
+        layers_of_chunks(model, layout.model_copy(update={"layer_split": (3, 3, 2, 3, 2, 3, 0, 0)}), "none")

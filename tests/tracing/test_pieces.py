@@ -185,3 +185,27 @@ def test_the_host_dispatches_more_than_it_launches_and_a_fused_region_is_one_cal
     assert (eager.host_calls >= 1).all()
     assert eager.host_calls.sum() > eager.num_ops  # views
     assert fused.host_calls.sum() < eager.host_calls.sum()
+
+
+def test_norm_fusion_keeps_the_norm_one_kernel_and_nothing_else(service: TraceService) -> None:
+    eager = layer(service, model=LLAMA, fusion="eager").forward
+    norm = layer(service, model=LLAMA, fusion="norm").forward
+    fused = layer(service, model=LLAMA, fusion="fused").forward
+
+    def of_norms(graph: Any) -> int:
+        return sum("layernorm" in graph.strings[graph.module[row]] for row in range(graph.num_ops))
+
+    assert of_norms(norm) == of_norms(fused) == 2
+    assert of_norms(eager) == 2 * 8  # to fp32, square, mean, plus epsilon, rsqrt, product, back, product
+    assert fused.num_ops < norm.num_ops < eager.num_ops
+
+
+def test_kept_inputs_are_gathered_once_and_are_whole(service: TraceService) -> None:
+    parallel: dict[str, Any] = {"tensor_parallel": 4, "sequence_parallel": True}
+    again = layer(service, **parallel)
+    once = layer(service, keeps_gathered_inputs=True, **parallel)
+    names = [name for name, _, _ in collectives(once)]
+    assert (names.count("ALL_GATHER"), names.count("REDUCE_SCATTER")) == (2 + 2, 2 + 2)
+    # Two products keep [tokens, hidden] instead of a quarter of it.
+    assert once.saved_bytes - again.saved_bytes == pytest.approx(2 * HIDDEN_BYTES * 3 / 4)
+    assert once.forward.flop.sum() == again.forward.flop.sum()

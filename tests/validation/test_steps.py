@@ -22,7 +22,7 @@ class Fake:
     step_time_s: float = 3.0
     step_time_low_s: float = 2.0
     step_time_high_s: float = 4.0
-    peak_memory_bytes: float = 1e9
+    reserved_memory_bytes: float = 1e9
     fits: bool = True
     breakdown: Mapping[str, float] = field(default_factory=lambda: {"compute_s": 2.0, "bubble_s": 1.0})
 
