@@ -26,6 +26,9 @@ Framework = Annotated[str, typer.Option("--framework", help="megatron, fsdp2 (to
 Stack = Annotated[str | None, typer.Option("--stack", help="Name or TOML file of a stack profile.")]
 Fusion = Annotated[str | None, typer.Option("--fusion", help="eager, norm or fused kernels; default: the stack's.")]
 LayerSplit = Annotated[str | None, typer.Option("--layer-split", help="Layers of every chunk, with commas.")]
+PlacementOption = Annotated[
+    str | None, typer.Option("--placement", help="Order of axes (tp-cp-ep-dp-pp), GPUs of ranks (0-3,8-11), or a file.")
+]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="path=value over model, cluster, stack or recipe.")]
 
 
@@ -45,6 +48,7 @@ def predict_command(
     stack: Stack = None,
     fusion: Fusion = None,
     layer_split: LayerSplit = None,
+    placement: PlacementOption = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="kernel or block.")] = "kernel",
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Simulate every op of every micro-batch.")] = False,
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help="NAME=FACTOR on one cause.")] = None,
@@ -76,6 +80,7 @@ def predict_command(
             stack=stack,
             fusion=fusion,
             layer_split=layer_split,
+            placement=placement,
             overrides=tuple(sets or ()),
         )
     )
@@ -151,6 +156,7 @@ def _resolved(candidate: Candidate) -> dict[str, Any]:
         "model": candidate.model.model_dump(mode="json"),
         "cluster": candidate.cluster.model_dump(mode="json"),
         "layout": candidate.layout.model_dump(mode="json"),
+        "placement": {"order": candidate.placement.order, "device_of_rank": list(candidate.placement.device_of_rank)},
         "recipe": candidate.recipe.model_dump(mode="json"),
         "stack": candidate.stack.model_dump(mode="json"),
         "chunk_layers": list(candidate.chunk_layers),

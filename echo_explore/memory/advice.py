@@ -163,6 +163,7 @@ def _apply(candidate: Candidate, options: tuple[_Option, ...]) -> Candidate | No
             recipe=validate(TrainingRecipe, recipe, where="recipe."),
             stack=candidate.stack,
             num_gpus=candidate.num_gpus,
+            placement=candidate.placement,
         )
     except SpecError:
         return None

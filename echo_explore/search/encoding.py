@@ -25,7 +25,9 @@ AXES = (
     "micro_batch_size",
     "recompute",
     "sequence_parallel",
+    "placement",
 )
+_CHOICES = ("sequence_parallel", "placement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class Encoding:
         for column, name in enumerate(AXES):
             choices, codes = np.unique(orders[:, column], return_inverse=True)
             if len(choices) > 1:
-                kind: Literal["ordered", "choice"] = "choice" if name == "sequence_parallel" else "ordered"
+                kind: Literal["ordered", "choice"] = "choice" if name in _CHOICES else "ordered"
                 dimensions.append(Dimension(name=name, kind=kind, num_choices=len(choices)))
                 columns.append(codes)
         self.dimensions = tuple(dimensions)

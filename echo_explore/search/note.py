@@ -3,6 +3,7 @@
 from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 from echo_explore.search.space import ResolvedSpace
+from echo_explore.specs.placement import DEFAULT_ORDER
 
 
 def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
@@ -23,6 +24,10 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
         arguments.append(f"--expert-model-parallel-size {point.expert_parallel} --expert-tensor-parallel-size 1")
     if point.sequence_parallel:
         arguments.append("--sequence-parallel")
+    if point.placement == "tp-cp-ep-pp-dp":
+        arguments.append("--use-tp-pp-dp-mapping")
+    elif point.placement != DEFAULT_ORDER:
+        arguments.append(f"# placement {point.placement}: initialize_model_parallel(order=...), no argument says it")
     if point.recompute == "selective":
         arguments.append("--recompute-activations")
     if point.recompute == "full":

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from echo_explore.core.hashing import content_hash
+from echo_explore.specs.placement import DEFAULT_ORDER, placement_number
 from echo_explore.specs.recipe import Recompute
 
 RECOMPUTE_ORDER: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -17,6 +18,7 @@ class SearchPoint:
     Attributes:
         num_gpus: GPUs of the job.
         sequence_parallel: false where tensor_parallel is 1 (it changes nothing there).
+        placement: as `parse_placement` takes it; of several that place all groups alike the first of the space.
     """
 
     num_gpus: int
@@ -28,6 +30,7 @@ class SearchPoint:
     micro_batch_size: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = False
+    placement: str = DEFAULT_ORDER
 
     @property
     def data_parallel(self) -> int:
@@ -39,7 +42,8 @@ class SearchPoint:
         """A total order of points, used wherever ties must be broken the same way everywhere."""
         degrees = (self.num_gpus, self.tensor_parallel, self.pipeline_parallel, self.virtual_pipeline)
         rest = (self.context_parallel, self.expert_parallel, self.micro_batch_size)
-        return (*degrees, *rest, RECOMPUTE_ORDER.index(self.recompute), int(self.sequence_parallel))
+        last = (RECOMPUTE_ORDER.index(self.recompute), int(self.sequence_parallel), placement_number(self.placement))
+        return (*degrees, *rest, *last)
 
     @property
     def key(self) -> str:
@@ -62,4 +66,5 @@ class SearchPoint:
         parts += [f"cp{self.context_parallel}"] if self.context_parallel > 1 else []
         parts += [f"ep{self.expert_parallel}"] if self.expert_parallel > 1 else []
         parts += [f"dp{self.data_parallel}", f"mb{self.micro_batch_size}", f"recompute={self.recompute}"]
-        return " ".join([*parts, *(["sp"] if self.sequence_parallel else [])])
+        parts += ["sp"] if self.sequence_parallel else []
+        return " ".join([*parts, *([self.placement] if self.placement != DEFAULT_ORDER else [])])

@@ -29,8 +29,10 @@ from echo_explore.specs import (
     load_model,
     load_stack,
     make_candidate,
+    parse_placement,
 )
 from echo_explore.specs.base import validate
+from echo_explore.specs.placement import order_that_matters, placement_number
 from echo_explore.specs.recipe import Recompute
 
 OBJECTIVES = ("step_time_s", "cost_usd", "energy_j")
@@ -51,6 +53,7 @@ class Axes:
     micro_batch_size: tuple[int, ...]
     recompute: tuple[Recompute, ...]
     sequence_parallel: tuple[bool, ...]
+    placement: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,7 @@ class ResolvedSpace:
             recipe=_recipe(self, point.micro_batch_size, point.recompute),
             stack=self.stack,
             num_gpus=point.num_gpus,
+            placement=parse_placement(point.placement),
         )
 
 
@@ -224,7 +228,9 @@ def _legal_layouts(resolved: ResolvedSpace, reasons: Counter[str]) -> Iterator[P
 
 
 def _points_of_layout(resolved: ResolvedSpace, layout: ParallelConfig, reasons: Counter[str]) -> Iterator[SearchPoint]:
-    for micro_batch_size, recompute in product(resolved.axes.micro_batch_size, resolved.axes.recompute):
+    placements = _placements(resolved, layout, reasons)
+    axes = resolved.axes
+    for micro_batch_size, recompute, placement in product(axes.micro_batch_size, axes.recompute, placements):
         try:
             recipe = _recipe(resolved, micro_batch_size, recompute)
             check_legal(resolved.model, layout, recipe)
@@ -243,7 +249,22 @@ def _points_of_layout(resolved: ResolvedSpace, layout: ParallelConfig, reasons: 
             micro_batch_size=micro_batch_size,
             recompute=recompute,
             sequence_parallel=layout.sequence_parallel,
+            placement=placement,
         )
+
+
+def _placements(resolved: ResolvedSpace, layout: ParallelConfig, reasons: Counter[str]) -> list[str]:
+    """Placements that fit the layout; of several that place all groups alike the first."""
+    found: dict[tuple[str, tuple[int, ...]], str] = {}
+    for text in resolved.axes.placement:
+        placement = parse_placement(text)
+        try:
+            placement.check_fits(layout, max_gpus=resolved.cluster.max_gpus)
+        except SpecError as error:
+            reasons[error.rule] += 1
+            continue
+        found.setdefault((order_that_matters(placement.order, layout), placement.device_of_rank), text)
+    return list(found.values())
 
 
 def _rules(resolved: ResolvedSpace) -> tuple[Expression, ...]:
@@ -291,6 +312,7 @@ def _axes(resolved: ResolvedSpace) -> Axes:
         micro_batch_size=tuple(sorted(search.micro_batch_size)),
         recompute=tuple(name for name in RECOMPUTE_ORDER if name in search.recompute),
         sequence_parallel=tuple(sorted(search.sequence_parallel)),
+        placement=tuple(sorted(search.placement, key=placement_number)),
     )
 
 
@@ -312,6 +334,8 @@ def _objectives(resolved: ResolvedSpace) -> tuple[str, ...]:
     return names
 
 
-def describe_axes(axes: Axes) -> Mapping[str, tuple[int, ...] | tuple[bool, ...] | tuple[Recompute, ...]]:
+def describe_axes(
+    axes: Axes,
+) -> Mapping[str, tuple[int, ...] | tuple[bool, ...] | tuple[str, ...] | tuple[Recompute, ...]]:
     """Name to choices of every axis, in the order of `SearchPoint`."""
     return {name: getattr(axes, name) for name in Axes.__dataclass_fields__}

@@ -7,7 +7,7 @@ from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass,
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
-from echo_explore.topology import group_shape, pipeline_boundary
+from echo_explore.topology import GroupShape, group_shape, pipeline_boundary
 
 
 class Pricer:
@@ -20,6 +20,7 @@ class Pricer:
         self._compute = compute
         self._collective = collective
         self._what_if = what_if
+        self._shapes: dict[Axis, GroupShape] = {}
         self.extrapolated: dict[str, None] = {}
 
     def over(self, candidate: Candidate) -> "Pricer":
@@ -42,11 +43,18 @@ class Pricer:
             time_s[row], sigma_log[row] = self.collective(axis, kind, float(graph.message_bytes[row]), dtype)
         return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log)
 
+    def shape(self, axis: Axis) -> GroupShape:
+        """Where the groups of an axis lie under the candidate's placement."""
+        if axis not in self._shapes:
+            candidate = self._candidate
+            self._shapes[axis] = group_shape(axis, candidate.layout, candidate.cluster, candidate.placement)
+        return self._shapes[axis]
+
     def collective(
         self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE
     ) -> tuple[float, float]:
         """Seconds of a collective over the group of `axis` alone, and the standard deviation of their log."""
-        shape = group_shape(axis, self._candidate.layout, self._candidate.cluster)
+        shape = self.shape(axis)
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
@@ -55,7 +63,8 @@ class Pricer:
         """Seconds of a transfer from a pipeline stage to the next alone, and the deviation of their log."""
         if self._candidate.layout.pipeline_parallel == 1:
             return 0.0, 0.0
-        shape = pipeline_boundary(self._candidate.layout, self._candidate.cluster, stage)
+        candidate = self._candidate
+        shape = pipeline_boundary(candidate.layout, candidate.cluster, stage, candidate.placement)
         request = CollectiveRequest(collective=Collective.SEND, message_bytes=message_bytes, group=shape)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(Axis.PIPELINE), price.sigma_log

@@ -149,7 +149,7 @@ class Simulator:
         available = step.step_time_s * rate * candidate.num_gpus
         counts = flop.step_flop(candidate)
         return Prediction(
-            label=candidate.layout.label(),
+            label=candidate.label(),
             step_time_s=step.step_time_s,
             step_sigma_log=math.hypot(step.step_sigma_log, UNSEEN_SIGMA_LOG),
             tokens_per_s=candidate.tokens_per_step / step.step_time_s,

@@ -8,6 +8,7 @@ from echo_explore.specs.legality import check_legal
 from echo_explore.specs.load import load_cluster, load_model, load_space, load_stack, locate
 from echo_explore.specs.model import MlaSpec, ModelSpec, MoeSpec
 from echo_explore.specs.native_legality import check_native
+from echo_explore.specs.placement import Placement, parse_placement, placement_from_pairs
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
 from echo_explore.specs.space import SearchSpace
 from echo_explore.specs.split import layers_of_chunks
@@ -23,6 +24,7 @@ __all__ = [
     "MoeSpec",
     "NodeSpec",
     "ParallelConfig",
+    "Placement",
     "SearchSpace",
     "StackProfile",
     "TrainingRecipe",
@@ -39,4 +41,6 @@ __all__ = [
     "locate",
     "make_candidate",
     "parse_layout",
+    "parse_placement",
+    "placement_from_pairs",
 ]

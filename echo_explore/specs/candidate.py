@@ -10,6 +10,7 @@ from echo_explore.specs.layout import ParallelConfig, fill_data_parallel
 from echo_explore.specs.legality import check_legal
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.native_legality import check_native
+from echo_explore.specs.placement import DEFAULT_PLACEMENT, Placement
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
 from echo_explore.specs.sharding import shard_ranks
 from echo_explore.specs.split import layers_of_chunks
@@ -23,6 +24,7 @@ class Candidate:
         layout: with data_parallel known.
         recipe: with every field resolved.
         chunk_layers: layers of each chunk in model order, pp * vpp entries; chunk c lies on stage c mod pp.
+        placement: order of the axes, and GPUs of ranks; it changes links, not what ranks do.
     """
 
     model: ModelSpec
@@ -31,6 +33,7 @@ class Candidate:
     recipe: TrainingRecipe
     stack: StackProfile
     chunk_layers: tuple[int, ...]
+    placement: Placement = DEFAULT_PLACEMENT
 
     @property
     def num_gpus(self) -> int:
@@ -64,7 +67,13 @@ class Candidate:
     def hash(self) -> str:
         """Content hash of everything in it."""
         parts = (self.model, self.cluster, self.layout, self.recipe, self.stack)
-        return content_hash([*(p.model_dump(mode="json") for p in parts), list(self.chunk_layers)])
+        placed = [] if self.placement.is_default else [self.placement.order, list(self.placement.device_of_rank)]
+        return content_hash([*(p.model_dump(mode="json") for p in parts), list(self.chunk_layers), *placed])
+
+    def label(self) -> str:
+        """The layout, and the placement where it is not the default."""
+        parts = [self.layout.label(), *([] if self.placement.is_default else [self.placement.label()])]
+        return " ".join(parts)
 
 
 def make_candidate(
@@ -75,6 +84,7 @@ def make_candidate(
     recipe: TrainingRecipe,
     stack: StackProfile,
     num_gpus: int | None = None,
+    placement: Placement = DEFAULT_PLACEMENT,
 ) -> Candidate:
     """A legal candidate with data_parallel, recipe defaults and layer split filled in.
 
@@ -100,6 +110,7 @@ def make_candidate(
         have = ", ".join(cluster.device.peak_flop_per_s)
         raise SpecError("precision", recipe.precision, f"{cluster.device.name} has no such rate", f"use one of {have}")
     recipe = stack.resolve(recipe)
+    placement.check_fits(layout, max_gpus=cluster.max_gpus)
     check_legal(model, layout, recipe)
     check_native(model, layout, recipe, stack, gpus_per_host=cluster.node.num_gpus)
     return Candidate(
@@ -109,4 +120,5 @@ def make_candidate(
         recipe=recipe,
         stack=stack,
         chunk_layers=layers_of_chunks(model, layout, stack.layer_split_rule),
+        placement=placement,
     )

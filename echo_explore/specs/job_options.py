@@ -9,6 +9,7 @@ from echo_explore.specs.candidate import Candidate, make_candidate
 from echo_explore.specs.layout import parse_layout
 from echo_explore.specs.load import load_cluster, load_model, load_stack
 from echo_explore.specs.overrides import overridden, parse_overrides
+from echo_explore.specs.placement import DEFAULT_PLACEMENT, parse_placement
 from echo_explore.specs.recipe import TrainingRecipe
 
 FRAMEWORKS = {
@@ -36,6 +37,7 @@ class JobOptions:
     stack: str | None = None
     fusion: str | None = None
     layer_split: str | None = None
+    placement: str | None = None
     overrides: tuple[str, ...] = field(default=())
 
 
@@ -84,7 +86,13 @@ def candidate_of(options: JobOptions) -> Candidate:
     recipe = validate(TrainingRecipe, overridden(recipe_data, changes, "recipe"))
     layout = parse_layout(options.layout, layer_split=_layer_split(options.layer_split))
     return make_candidate(
-        model=model, cluster=cluster, layout=layout, recipe=recipe, stack=stack, num_gpus=options.num_gpus
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        recipe=recipe,
+        stack=stack,
+        num_gpus=options.num_gpus,
+        placement=DEFAULT_PLACEMENT if options.placement is None else parse_placement(options.placement),
     )
 
 

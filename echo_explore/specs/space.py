@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from echo_explore.core import SpecError
 from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
+from echo_explore.specs.placement import DEFAULT_ORDER, parse_placement
 from echo_explore.specs.recipe import Attention, Fusion, Recompute, TrainPrecision
 
 
@@ -64,6 +65,7 @@ class SearchAxes(StrictModel):
     micro_batch_size: IntTuple = (1,)
     recompute: StringTuple = ("none",)
     sequence_parallel: BoolTuple = (False,)
+    placement: StringTuple = (DEFAULT_ORDER,)
     uneven_stages: bool = False
 
     @model_validator(mode="after")
@@ -80,6 +82,8 @@ class SearchAxes(StrictModel):
             for choice in choices:
                 if isinstance(choice, int) and not isinstance(choice, bool) and choice < 1:
                     raise SpecError(f"search.{axis}", choice, "must be 1 or more", "give positive whole numbers")
+                if axis == "placement":
+                    parse_placement(str(choice))
                 if axis == "recompute" and choice not in get_args(Recompute):
                     raise SpecError(f"search.{axis}", choice, "is not a kind", f"use {', '.join(get_args(Recompute))}")
         return self

@@ -8,7 +8,7 @@ from echo_explore.topology.bigraph import Seats, block_seats, device_numbers, ma
 from echo_explore.topology.cluster_network import cards_of, cluster_network
 from echo_explore.topology.network import LinkKind, Network, NetworkBuilder, VertexKind
 from echo_explore.topology.placement import GroupShape, domain_size, group_shape, pipeline_boundary
-from echo_explore.topology.rank_order import Placement, axis_groups, placement_from_pairs
+from echo_explore.topology.rank_order import axis_groups
 from echo_explore.topology.sites import SiteLink, join_sites
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "LinkKind",
     "Network",
     "NetworkBuilder",
-    "Placement",
     "Seats",
     "SiteLink",
     "VertexKind",
@@ -30,5 +29,4 @@ __all__ = [
     "join_sites",
     "mapped_seats",
     "pipeline_boundary",
-    "placement_from_pairs",
 ]

@@ -13,8 +13,9 @@ import numpy as np
 
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph.kinds import Axis
-from echo_explore.specs import ClusterSpec, ParallelConfig
-from echo_explore.topology.rank_order import DEFAULT_PLACEMENT, EXPERT_AXES, Placement, Ranks, axis_groups
+from echo_explore.specs import ClusterSpec, ParallelConfig, Placement
+from echo_explore.specs.placement import DEFAULT_PLACEMENT
+from echo_explore.topology.rank_order import EXPERT_AXES, Ranks, axis_groups, devices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def pipeline_boundary(
     to_stage = (from_stage + 1) % stages
     if placement.is_default or stages == 1:
         return _pair_shape(_stage_gpus(layout), from_stage, to_stage, domain_size(layout, cluster))
-    pipelines = placement.devices(layout, max_gpus=cluster.max_gpus)[
+    pipelines = devices_of(placement, layout, max_gpus=cluster.max_gpus)[
         axis_groups(Axis.PIPELINE, layout, placement.order)
     ]
     domain = _placed_domain(layout, cluster, placement)
@@ -193,7 +194,9 @@ def _placed_shape(axis: Axis, layout: ParallelConfig, cluster: ClusterSpec, plac
     groups: Ranks = axis_groups(axis, layout, placement.order)
     if axis == Axis.PIPELINE:
         groups = groups[:, :2]
-    domains = placement.devices(layout, max_gpus=cluster.max_gpus)[groups] // _placed_domain(layout, cluster, placement)
+    domains = devices_of(placement, layout, max_gpus=cluster.max_gpus)[groups] // _placed_domain(
+        layout, cluster, placement
+    )
     most = int(np.unique(domains, return_counts=True)[1].max())
     return _spread_shape(domains, most)
 

@@ -6,19 +6,15 @@ what then remains of a stage take the places of tp, ep and dp in the same order,
 tensor-parallel ranks too (megatron-core 0.16.1, parallel_state.py, 2026).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph.kinds import Axis
-from echo_explore.specs import ParallelConfig
+from echo_explore.specs import ParallelConfig, Placement
+from echo_explore.specs.placement import DEFAULT_ORDER, check_order
 
 Ranks = npt.NDArray[np.int64]
-DEFAULT_ORDER = "tp-cp-ep-dp-pp"
-_NAMES = ("tp", "cp", "ep", "dp", "pp")
 _AXES_OF: dict[Axis, tuple[str, ...]] = {
     Axis.TENSOR: ("tp",),
     Axis.CONTEXT: ("cp",),
@@ -35,91 +31,14 @@ EXPERT_AXES = (Axis.EXPERT, Axis.EXPERT_DATA, Axis.EXPERT_TENSOR, Axis.EXPERT_MO
 """Axes whose groups hold experts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """The order of axes, and the GPU of each rank.
-
-    Attributes:
-        order: the axes tp, cp, ep, dp, pp, each once, from the fastest to the slowest, joined by `-`.
-        device_of_rank: GPU of each rank, counted host by host through the cluster; empty: rank r on GPU r of those that
-            the job gets.
-    """
-
-    order: str = DEFAULT_ORDER
-    device_of_rank: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if sorted(self.order.split("-")) != sorted(_NAMES):
-            raise SpecError(
-                "placement.order", self.order, "must name tp, cp, ep, dp, pp once each", f'write "{DEFAULT_ORDER}"'
-            )
-        seen: dict[int, int] = {}
-        for rank, device in enumerate(self.device_of_rank):
-            if device < 0:
-                raise SpecError("placement.device_of_rank", device, f"rank {rank} needs a GPU", "count from 0")
-            if device in seen:
-                raise SpecError(
-                    "placement.device_of_rank",
-                    device,
-                    f"ranks {seen[device]} and {rank} are both mapped to it",
-                    "give every rank a GPU of its own",
-                )
-            seen[device] = rank
-
-    @property
-    def is_default(self) -> bool:
-        """Megatron's order on GPUs in turn."""
-        return self.order == DEFAULT_ORDER and not self.device_of_rank
-
-    def devices(self, layout: ParallelConfig, *, max_gpus: int) -> Ranks:
-        """GPU of each rank of a job, shape (num_gpus,).
-
-        Raises:
-            PlacementError: the map is of another number of ranks, or names a GPU that the cluster has not.
-        """
-        if not self.device_of_rank:
-            return np.arange(layout.num_gpus)
-        if len(self.device_of_rank) != layout.num_gpus:
-            raise PlacementError(
-                "placement.device_of_rank",
-                f"({len(self.device_of_rank)} ranks)",
-                f"the layout has {layout.num_gpus}",
-                "map every rank once",
-            )
-        devices = np.array(self.device_of_rank)
-        if devices.max() >= max_gpus:
-            raise PlacementError(
-                "placement.device_of_rank",
-                int(devices.max()),
-                f"the cluster has GPUs 0..{max_gpus - 1}",
-                "correct the map",
-            )
-        return devices
-
-
-DEFAULT_PLACEMENT = Placement()
-
-
-def placement_from_pairs(pairs: Iterable[tuple[int, int]], *, order: str = DEFAULT_ORDER) -> Placement:
-    """The placement of a list of (rank, GPU).
+def devices_of(placement: Placement, layout: ParallelConfig, *, max_gpus: int) -> Ranks:
+    """GPU of each rank of a job, shape (num_gpus,).
 
     Raises:
-        SpecError: a rank is mapped twice or left out, or a GPU is used twice.
+        PlacementError: see `Placement.check_fits`.
     """
-    found: dict[int, int] = {}
-    for rank, device in pairs:
-        if rank in found:
-            raise SpecError(
-                "placement.device_of_rank",
-                rank,
-                f"the rank is mapped twice, to GPU {found[rank]} and to {device}",
-                "map every rank once",
-            )
-        found[rank] = device
-    missing = sorted(set(range(len(found))) - set(found))
-    if missing:
-        raise SpecError("placement.device_of_rank", missing[0], "the rank is not mapped", "map ranks 0, 1, 2, ...")
-    return Placement(order=order, device_of_rank=tuple(found[rank] for rank in range(len(found))))
+    placement.check_fits(layout, max_gpus=max_gpus)
+    return np.array(placement.device_of_rank) if placement.device_of_rank else np.arange(layout.num_gpus)
 
 
 def axis_groups(axis: Axis, layout: ParallelConfig, order: str = DEFAULT_ORDER) -> Ranks:
@@ -140,7 +59,7 @@ def axis_groups(axis: Axis, layout: ParallelConfig, order: str = DEFAULT_ORDER) 
     if is_expert and stage % experts:
         rule = f"etp*ep = {experts} must divide tp*cp*dp = {stage}"
         raise PlacementError("layout.ep", layout.expert_parallel, rule, "change ep or dp")
-    _check_experts(layout, order)
+    check_order(order, layout)
     sizes = {
         "tp": layout.expert_tensor_ranks if is_expert else layout.tensor_parallel,
         "cp": 1 if is_expert else layout.context_parallel,
@@ -156,16 +75,3 @@ def axis_groups(axis: Axis, layout: ParallelConfig, order: str = DEFAULT_ORDER) 
     if axis == Axis.EMBEDDING and layout.pipeline_parallel > 1:
         return groups[:, [0, -1]]
     return groups
-
-
-def _check_experts(layout: ParallelConfig, order: str) -> None:
-    """What megatron-core 0.16.1 accepts (parallel_state.py, initialize_model_parallel)."""
-    same = layout.expert_parallel == layout.context_parallel
-    if layout.expert_parallel == 1 or order.endswith("pp") or layout.pipeline_parallel == 1 or same:
-        return
-    raise PlacementError(
-        "placement.order",
-        order,
-        "with experts the pipeline must come last, or ep equal cp, so that both have the same pipelines",
-        "end it with pp",
-    )

@@ -141,3 +141,22 @@ def test_every_point_is_a_legal_candidate(
         assert candidate.layout.data_parallel == point.data_parallel
         assert len(set(candidate.chunk_layers)) == 1
         assert SearchPoint.from_params(point.params()) == point
+
+
+def test_placements_multiply_points_where_they_differ(tmp_path: Path) -> None:
+    orders = '["tp-cp-ep-dp-pp", "cp-tp-ep-dp-pp", "pp-tp-cp-ep-dp"]'  # the first two are alike without cp
+    every = enumerate_points(resolved(write_space(tmp_path)))
+    text = SMALL.replace("[search]\n", f"[search]\nplacement = {orders}\n")
+    placed = enumerate_points(resolved(write_space(tmp_path, text)))
+    counts = Counter(p.placement for p in placed)
+    assert counts == {"tp-cp-ep-dp-pp": len(every), "pp-tp-cp-ep-dp": len(every)}
+    assert list(placed) == sorted(placed, key=lambda p: p.order)
+    point = next(p for p in placed if p.placement != "tp-cp-ep-dp-pp")
+    assert resolved(write_space(tmp_path, text)).candidate(point).placement.order == "pp-tp-cp-ep-dp"
+    assert SearchPoint.from_params(point.params()) == point
+
+
+def test_a_wrong_order_in_a_space_is_refused(tmp_path: Path) -> None:
+    text = SMALL.replace("[search]\n", '[search]\nplacement = ["tp-pp"]\n')
+    with pytest.raises(SpecError, match="must name tp, cp, ep, dp, pp once each"):
+        resolved(write_space(tmp_path, text))

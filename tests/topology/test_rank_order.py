@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph import Axis
-from echo_explore.specs import ParallelConfig, load_cluster
-from echo_explore.topology import Placement, axis_groups, group_shape, pipeline_boundary, placement_from_pairs
+from echo_explore.specs import ParallelConfig, Placement, load_cluster, placement_from_pairs
+from echo_explore.topology import axis_groups, group_shape, pipeline_boundary
 from tests.topology.test_placement import AXES, groups_by_hand, layouts
 
 H100 = load_cluster("h100-ndr")
