@@ -167,7 +167,6 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
     transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace)
-    allocated = state.total_bytes + peak.saved_bytes + transient + boundary
     return StageMemory(
         stage=stage,
         parameters_bytes=state.parameters_bytes,
@@ -177,7 +176,8 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
         transient_bytes=transient,
         boundary_bytes=boundary,
         framework_bytes=framework_bytes,
-        fragmentation_bytes=allocated * candidate.stack.memory.fragmentation_fraction,
+        # State is allocated once, in few large arrays; what comes and goes leaves gaps.
+        fragmentation_bytes=(peak.saved_bytes + transient) * candidate.stack.memory.fragmentation_fraction,
         in_flight=peak.in_flight,
     )
 

@@ -72,7 +72,7 @@ class MemorySpec(StrictModel):
     Attributes:
         context_bytes: CUDA context, cuBLAS workspaces.
         communicator_bytes: NCCL buffers of one communicator.
-        fragmentation_fraction: reserved over allocated minus 1 of the caching allocator at its peak.
+        fragmentation_fraction: what the caching allocator reserves beyond activations and buffers that come and go.
     """
 
     context_bytes: Bytes = Field(alias="context")

@@ -146,7 +146,7 @@ gradient_dtype = "fp32"               # of main gradients
 [memory]
 context = "1 GiB"                     # CUDA context, cuBLAS workspaces
 communicator = "150 MiB"              # NCCL buffers of one communicator
-fragmentation_fraction = 0.05         # reserved over allocated minus 1
+fragmentation_fraction = 0.15         # reserved beyond activations and buffers that come and go
 """
 
 _TEMPLATES: dict[Kind, str] = {"clusters": _CLUSTER, "models": _MODEL, "spaces": _SPACE, "stacks": _STACK}
