@@ -32,6 +32,10 @@ Watts = Annotated[float, _quantity("w")]
 UsdPerHour = Annotated[float, _quantity("usd_per_h")]
 StringTuple = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 IntTuple = Annotated[tuple[int, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+FloatTuple = Annotated[
+    tuple[float, ...],
+    BeforeValidator(lambda v: tuple(float(x) if isinstance(x, int) else x for x in v) if isinstance(v, list) else v),
+]
 BoolTuple = Annotated[tuple[bool, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 
 LARGEST = 10**9

@@ -1,6 +1,7 @@
 """Which layouts a framework accepts. Legal = what megatron-core's config, model building and schedule accept."""
 
 from echo_explore.core import PlacementError, SpecError
+from echo_explore.specs.expert_legality import check_experts
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.recipe import TrainingRecipe
@@ -47,36 +48,8 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
             f"{model.name} looks back {model.attention_window} tokens only, which is not modelled",
             f"use at most {model.attention_window}",
         )
-    _check_experts(model, layout)
+    check_experts(model, layout, recipe)
     _check_batch(layout, recipe)
-
-
-def _check_experts(model: ModelSpec, layout: ParallelConfig) -> None:
-    expert, split, moe = layout.expert_parallel, layout.expert_tensor_ranks, model.moe
-    if moe is None:
-        for key, degree in (("ep", expert), ("etp", layout.expert_tensor_parallel)):
-            if degree > 1:
-                raise PlacementError(f"layout.{key}", degree, f"{model.name} has no experts", f"leave {key} out")
-        return
-    if layout.tensor_parallel > 1 and not layout.sequence_parallel:
-        rule = "experts beside tensor parallelism need sequence parallelism (megatron-core, moe_layer.py)"
-        raise PlacementError("layout.sp", 0, rule, "add sp=1")
-    if expert == 1 and split != layout.tensor_parallel:
-        rule = f"without expert parallelism experts are split as dense layers are, over tp = {layout.tensor_parallel}"
-        raise PlacementError("layout.etp", split, rule, "leave etp out")
-    if moe.num_experts % expert:
-        raise PlacementError("layout.ep", expert, f"must divide num_experts = {moe.num_experts}", "change ep")
-    if moe.ffn_hidden_size % split:
-        rule = f"must divide moe.ffn_hidden_size = {moe.ffn_hidden_size}"
-        raise PlacementError("layout.etp", split, rule, "change etp")
-    if moe.shared_ffn_hidden_size % layout.tensor_parallel:
-        rule = f"must divide moe.shared_ffn_hidden_size = {moe.shared_ffn_hidden_size}"
-        raise PlacementError("layout.tp", layout.tensor_parallel, rule, "change tp")
-    spread = layout.tensor_parallel * layout.context_parallel * layout.data_parallel
-    if spread % layout.expert_gpus:
-        raise PlacementError(
-            "layout.ep", expert, f"etp*ep = {layout.expert_gpus} must divide tp*cp*dp = {spread}", "change ep or dp"
-        )
 
 
 def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:

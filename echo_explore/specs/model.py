@@ -21,6 +21,11 @@ class MoeSpec(StrictModel):
         shared_ffn_hidden_size: inner width of the shared experts together; 0: none.
         first_dense_layers: leading layers with a dense feed-forward of the model's ffn_hidden_size.
         layer_frequency: every n-th of the other layers is a mixture, the rest dense.
+        score_function: what turns the router's logits into weights.
+        num_groups: groups of experts of which a token visits groups_per_token at most; 0: not limited.
+        groups_per_token: see num_groups.
+        selection_bias: experts are chosen after scores plus a bias that balances them without a loss; needs sigmoid.
+        balancing_loss: auxiliary loss over a micro-batch (`batch`), over each sequence (`sequence`), or `none`.
     """
 
     num_experts: int = Field(ge=1, le=LARGEST)
@@ -29,6 +34,30 @@ class MoeSpec(StrictModel):
     shared_ffn_hidden_size: int = Field(default=0, ge=0, le=LARGEST)
     first_dense_layers: int = Field(default=0, ge=0, le=LARGEST)
     layer_frequency: int = Field(default=1, ge=1, le=LARGEST)
+    score_function: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = Field(default=0, ge=0, le=LARGEST)
+    groups_per_token: int = Field(default=0, ge=0, le=LARGEST)
+    selection_bias: bool = False
+    balancing_loss: Literal["batch", "sequence", "none"] = "batch"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        groups, chosen = self.num_groups, self.groups_per_token
+        if bool(groups) != bool(chosen):
+            raise SpecError(
+                "moe.groups_per_token", chosen, f"goes with moe.num_groups = {groups}", "give both or neither"
+            )
+        if groups and (self.num_experts % groups or self.experts_per_token % chosen):
+            rule = f"must divide moe.num_experts = {self.num_experts}, and groups_per_token experts_per_token"
+            raise SpecError("moe.num_groups", groups, rule, "change the groups")
+        if groups and (chosen > groups or self.experts_per_token > chosen * (self.num_experts // groups)):
+            rule = f"of {groups} groups must hold experts_per_token = {self.experts_per_token} experts"
+            raise SpecError("moe.groups_per_token", chosen, rule, "change the groups")
+        if self.selection_bias and self.score_function != "sigmoid":
+            raise SpecError(
+                "moe.selection_bias", True, "megatron-core has it with sigmoid only", 'set score_function = "sigmoid"'
+            )
+        return self
 
 
 class MlaSpec(StrictModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from echo_explore.specs.base import LARGEST, Bytes, Seconds, StrictModel
+from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
 Recompute = Literal["none", "selective", "full"]
@@ -12,6 +12,8 @@ Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "norm", "fused"]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Framework = Literal["megatron", "fsdp2", "ddp"]
+ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+"""How tokens travel to experts: Megatron's own exchanges, or the fused kernels of DeepEP or HybridEP (`flex`)."""
 ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved"]
 OpClassName = Literal[
     "gemm",
@@ -47,6 +49,13 @@ class TrainingRecipe(StrictModel):
         dropout: probability of hidden and attention dropout; 0 leaves the kernels out.
         reshard_after_forward: fsdp2 frees gathered parameters between forward and backward (ZeRO-3) or keeps them
             (ZeRO-2); None: frees them.
+        expert_dispatcher: how tokens travel to experts.
+        expert_capacity_factor: tokens that an expert takes, over its fair share; None: all (dropless).
+        pad_expert_input: every expert's input is filled up to its capacity, so that no size is known to the GPU only.
+        expert_load: relative load of each expert, in order; empty: balanced.
+        overlap_shared_experts: shared experts run beside the exchanges of routed ones.
+        overlap_expert_exchange: exchanges of a forward run beside the backward of another micro-batch, and the
+            reverse (Megatron's overlap_moe_expert_parallel_comm).
     """
 
     global_batch_size: int = Field(ge=1, le=LARGEST)
@@ -64,6 +73,12 @@ class TrainingRecipe(StrictModel):
     gradient_accumulation_fusion: bool | None = None
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     reshard_after_forward: bool | None = None
+    expert_dispatcher: ExpertDispatcher | None = None
+    expert_capacity_factor: float | None = Field(default=None, gt=0.0)
+    pad_expert_input: bool = False
+    expert_load: FloatTuple = ()
+    overlap_shared_experts: bool | None = None
+    overlap_expert_exchange: bool | None = None
 
 
 class MemorySpec(StrictModel):
@@ -99,6 +114,8 @@ class StackProfile(StrictModel):
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         sharding: how fsdp2 shards; counts for that framework only.
         buckets: gradient buckets of ddp; counts for that framework only.
+        expert_dispatcher, overlap_shared_experts, overlap_expert_exchange: see TrainingRecipe.
+        fused_router: the router of a mixture runs as Transformer Engine's fused kernels (Megatron's moe_router_fusion).
         compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
     """
 
@@ -127,6 +144,10 @@ class StackProfile(StrictModel):
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
     fused_loss: bool = False
+    expert_dispatcher: ExpertDispatcher = "alltoall"
+    overlap_shared_experts: bool = False
+    overlap_expert_exchange: bool = False
+    fused_router: bool = False
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
     memory: MemorySpec
     sharding: ShardingSpec = Field(default_factory=ShardingSpec)
@@ -143,6 +164,9 @@ class StackProfile(StrictModel):
             "overlap_p2p",
             "gradient_accumulation_fusion",
             "dropout",
+            "expert_dispatcher",
+            "overlap_shared_experts",
+            "overlap_expert_exchange",
         )
         update = {n: getattr(self, n) for n in names if getattr(recipe, n) is None}
         return recipe.model_copy(update=update)

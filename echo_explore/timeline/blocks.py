@@ -15,7 +15,7 @@ from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.ops import Charge
 from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, rank_ops, run_program
 from echo_explore.timeline.schedules import BACKWARD, FORWARD
-from echo_explore.timeline.templates import Template, collapse, expand, host_seconds
+from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds
 
 Fidelity = Literal["kernel", "block"]
 
@@ -86,7 +86,6 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                 which[s, phase, v] = number
                 if number < len(expanded):
                     continue
-                host_s = host_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
                 rows = np.arange(timed.graph.num_ops, dtype=np.int64)
                 if fidelity == "block":
                     coarse = coalesce(
@@ -95,7 +94,8 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                         break_after=broken if phase == BACKWARD else (),
                     )
                     timed, rows = coarse.timed, coarse.row_of
-                expanded.append(expand(timed, host_s=host_s))
+                host = host_row_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
+                expanded.append(expand(timed, host_row_s=host))
                 row_of.append(rows)
     collapsed, num_ops = _measure(expanded, pairs)
     return Blocks(

@@ -40,26 +40,38 @@ class Template:
         return bool((self.ops.stream == Stream.DATA).any())
 
 
-def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:
-    """What the host needs for the calls of the graph; autograd makes those of the backward, the interpreter others."""
+def host_row_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> Floats:
+    """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward."""
     graph = timed.graph
-    backward = graph.phase == Phase.BACKWARD
-    return float(graph.host_calls[~backward].sum()) * call_s + float(graph.host_calls[backward].sum()) * backward_call_s
+    return graph.host_calls * np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
 
 
-def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Charge.PIPELINE) -> Template:
+def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:
+    """What the host needs for the calls of the graph."""
+    return float(host_row_seconds(timed, call_s=call_s, backward_call_s=backward_call_s).sum())
+
+
+def expand(
+    timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge: Charge = Charge.PIPELINE
+) -> Template:
     """Every row as ops.
 
     A kernel is an op of the compute stream; a collective is an op of its axis's stream, starting after what the compute
     stream ran before it; a synchronous one and a wait are followed by a mark on the compute stream that waits for it.
     The end waits for all collectives and for the host.
 
-    # Approximation: kernels of other streams than the first run in issue order on the compute stream (over-estimates).
+    The host launches rows in their order, ahead of the GPU, up to a row at which it waits for the GPU: what it launches
+    behind that starts anew from there (the row in `awaits`, or all before), and no row behind it starts before all
+    those ahead of it have been launched.
+
+    # Approximation: kernels of other streams than the first run in issue order on the compute stream, but collectives of
+    # the compute stream do not wait for them (either direction).
+    # Approximation: between two waits rows do not wait for their own launch, only all for all (under-estimates).
     # Approximation: a collective that no row waits for is waited for at the end of its graph (over-estimates).
 
     Args:
         timed: the rows; times alone.
-        host_s: the host's launches, which start with the first row: the ops last at least that long.
+        host_row_s: (num_rows,) what the host needs to launch each row, from the first row on; None: nothing.
         model_charge: what collectives over `Axis.MODEL` are charged to.
 
     Raises:
@@ -76,7 +88,9 @@ def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Cha
     is_sync = is_collective & ~graph.asynchronous
     width = (is_compute | is_collective | is_wait).astype(np.int64) + is_sync
     at = 1 + np.cumsum(width) - width
-    num_ops = int(width.sum()) + (3 if host_s > 0 else 2)
+    waits = np.flatnonzero(graph.kind == OpKind.HOST_SYNC)
+    launches = _launches(host_row_s, waits)
+    num_ops = int(width.sum()) + 2 + launches.shape[0]
     last = num_ops - 1
     ops = Ops.blank(num_ops)
 
@@ -101,10 +115,10 @@ def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Cha
         ops.duration_s[ops_of_rows] = timed.time_s[rows]
         ops.sigma_log[ops_of_rows] = timed.sigma_log[rows]
         ops.row[ops_of_rows] = row[rows]
-    if host_s > 0:
-        ops.stream[last - 1] = Stream.HOST
-        ops.charge[last - 1] = Charge.HOST
-        ops.duration_s[last - 1] = host_s
+    host = np.arange(last - launches.shape[0], last, dtype=np.int64)
+    ops.stream[host] = Stream.HOST
+    ops.charge[host] = Charge.HOST
+    ops.duration_s[host] = launches
 
     on_compute = np.where(ops.stream == Stream.COMPUTE, np.arange(num_ops, dtype=np.int64), 0)
     latest = np.maximum.accumulate(on_compute)
@@ -115,15 +129,21 @@ def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Cha
     joined[awaited] = True
     loose = at[is_collective & ~is_sync & ~joined]
     sync = at[is_sync]
-    host = np.array([last - 1] if host_s > 0 else [], dtype=np.int64)
+    done_op = latest[at + width - 1]
+    on_main = np.where((ops.stream == Stream.COMPUTE) & ~_aside(ops, at, width, graph.stream), latest, 0)
+    main = np.maximum.accumulate(on_main)
     edges = [
-        (latest[comms], comms),
+        (np.where(graph.stream[is_collective] == 0, main[comms], latest[comms]), comms),
         (sync, sync + 1),
         (at[awaited], at[is_wait]),
         (loose, np.full(loose.shape, last)),
-        (np.zeros_like(host), host),
-        (host, np.full(host.shape, last)),
+        (np.zeros_like(host[:1]), host[:1]),
+        (host[-1:], np.full(host[-1:].shape, last)),
     ]
+    if host.shape[0] > 1:
+        awaited_row = np.where(graph.awaits[waits] >= 0, graph.awaits[waits], waits)
+        behind = np.where(at[waits] < host[0], at[waits], last)
+        edges += [(done_op[awaited_row], host[1:]), (host[:-1], behind)]
     return Template(
         ops=replace(
             ops,
@@ -131,9 +151,24 @@ def expand(timed: TimedGraph, *, host_s: float = 0.0, model_charge: Charge = Cha
             edge_target=np.concatenate([target for _, target in edges]),
         ),
         first_op=at,
-        done_op=latest[at + width - 1],
+        done_op=done_op,
         source=timed,
     )
+
+
+def _launches(host_row_s: Floats | None, waits: Ints) -> Floats:
+    """Seconds of the host from each wait for the GPU to the next, (num_waits + 1,); empty where it costs nothing."""
+    if host_row_s is None or not host_row_s.any():
+        return np.zeros(0)
+    so_far = np.concatenate([[0.0], np.cumsum(host_row_s)])
+    return np.diff(so_far[np.concatenate([[0], waits + 1, [host_row_s.shape[0]]])])
+
+
+def _aside(ops: Ops, at: Ints, width: Ints, stream: np.ndarray[tuple[int], np.dtype[np.int16]]) -> np.ndarray:
+    """(num_ops,) Ops of rows that the program put on another stream than the first."""
+    aside = np.zeros(ops.num_ops, dtype=np.bool_)
+    aside[at[(stream != 0) & (width > 0)]] = True
+    return aside
 
 
 def collapse(template: Template, *, body_s: float, host_excess_s: float, charges: Floats) -> Template:

@@ -113,11 +113,14 @@ def describe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Map
     tensors = {name: _flat(values.get(name)) for name in {*reads, *writes, *sized}}
     sized_tensors = [t for name in sized for t in tensors[name]]
     result = next((values[n] for n in _RESULTS if n in values), None) if len(func._schema.returns) > 1 else None
+    message_bytes = float(sum(tensor_bytes(t) for t in sized_tensors))
+    if collective is Collective.ALL_TO_ALL:  # uneven: a rank is done when it has sent and received
+        message_bytes = max(message_bytes, float(sum(tensor_bytes(t) for name in writes for t in tensors[name])))
     return Described(
         collective=collective,
         axis=axis,
         num_ranks=group.size(),
-        message_bytes=float(sum(tensor_bytes(t) for t in sized_tensors)),
+        message_bytes=message_bytes,
         asynchronous=bool(values.get("async_op", True)) if collective is not Collective.BARRIER else False,
         dtype=sized_tensors[0].dtype if sized_tensors else torch.uint8,
         reads=[t for name in reads for t in tensors[name]],

@@ -10,24 +10,31 @@ from typing import Any
 
 import torch
 
-HostSync = Callable[[str], None]
+Moments = dict[int, int]
+"""Row of each recorder, by its id, that was the last when an event was recorded."""
+HostSync = Callable[[str, Moments], None]
+Clock = Callable[[], tuple[int, int]]
 _listeners: list[HostSync] = []
+_clocks: list[Clock] = []
 _H100_MEMORY_BYTES = 80 * 2**30  # only for code that asks; nothing of a trace depends on it
 
 
-def on_host_sync(listener: HostSync) -> None:
-    """Call `listener(what)` whenever the program waits for the GPU."""
+def on_host_sync(listener: HostSync, clock: Clock) -> None:
+    """Call `listener(what, moments)` whenever the program waits for the GPU; `clock` gives a recorder's id and row."""
     _listeners.append(listener)
+    _clocks.append(clock)
 
 
-def remove_listener(listener: HostSync) -> None:
+def remove_listener(listener: HostSync, clock: Clock) -> None:
     """Undo `on_host_sync`."""
     _listeners.remove(listener)
+    _clocks.remove(clock)
 
 
-def _sync(what: str) -> None:
+def host_sync(what: str, after: "FakeEvent | None" = None) -> None:
+    """The host waits for the GPU: for what was launched before `after` was recorded, or for everything."""
     for listener in _listeners:
-        listener(what)
+        listener(what, {} if after is None else after.moments)
 
 
 class FakeStream:
@@ -51,11 +58,13 @@ class FakeStream:
 
     def record_event(self, event: "FakeEvent | None" = None) -> "FakeEvent":
         """An event on this stream."""
-        return event or FakeEvent()
+        event = event or FakeEvent()
+        event.record(self)
+        return event
 
     def synchronize(self) -> None:
         """The host waits."""
-        _sync("stream.synchronize")
+        host_sync("stream.synchronize")
 
     def query(self) -> bool:
         """Always done."""
@@ -72,17 +81,18 @@ class FakeEvent:
     """A CUDA event."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        pass
+        self.moments: Moments = {}
 
     def record(self, stream: FakeStream | None = None) -> None:
-        """Nothing to record."""
+        """Remember what has been launched."""
+        self.moments = dict(clock() for clock in _clocks)
 
     def wait(self, stream: FakeStream | None = None) -> None:
         """Nothing to wait for."""
 
     def synchronize(self) -> None:
         """The host waits."""
-        _sync("event.synchronize")
+        host_sync("event.synchronize", self)
 
     def query(self) -> bool:
         """Always done."""
@@ -204,7 +214,7 @@ def _cuda_functions(num_devices: int) -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: num_devices,
-        "synchronize": lambda *_: _sync("cuda.synchronize"),
+        "synchronize": lambda *_: host_sync("cuda.synchronize"),
         "current_stream": current_stream,
         "default_stream": lambda device=None: _default,
         "stream": _StreamContext,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from echo_explore.tracing import expert_ops
+from echo_explore.tracing import expert_ops, fused_dispatch, router_ops
 
 Tensor = torch.Tensor
 _SCHEMAS = (
@@ -64,10 +64,12 @@ def register() -> None:
         return
     make: Any = torch.library.Library
     library = make("echo", "DEF")
-    for schema in (*_SCHEMAS, *expert_ops.SCHEMAS):
+    modules = (expert_ops, router_ops, fused_dispatch)
+    for schema in (*_SCHEMAS, *(schema for module in modules for schema in module.SCHEMAS)):
         library.define(schema)
-    for name, implementation in (_IMPLEMENTATIONS | expert_ops.IMPLEMENTATIONS).items():
-        library.impl(name, implementation, "Meta")
+    for implementations in (_IMPLEMENTATIONS, *(module.IMPLEMENTATIONS for module in modules)):
+        for name, implementation in implementations.items():
+            library.impl(name, implementation, "Meta")
     # rms_norm has a fused CUDA kernel and a composite form; a CPU build of torch knows only the composite one.
     aten = make("aten", "IMPL")
     aten.impl("_fused_rms_norm", _fused_rms_norm, "CUDA")

@@ -1,5 +1,6 @@
 """Builds the real Megatron-core model of one rank from a description in plain values."""
 
+import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ import torch
 from echo_explore.core import TraceError
 from echo_explore.graph import Axis
 from echo_explore.specs import ModelSpec
-from echo_explore.tracing import fake_cluster
+from echo_explore.specs.routing import Routing
+from echo_explore.tracing import expert_ops, fake_cluster, fused_dispatch
 from echo_explore.tracing.core_attention import FlashCoreAttention
 from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
@@ -62,9 +64,10 @@ class Schedule:
 def start_cluster(degrees: Degrees) -> dict[str, Axis]:
     """Be one rank of a fake cluster; the axis of every process group by its name."""
     from megatron.core import parallel_state
-    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe import fused_a2a, moe_utils
 
     parallel_state.destroy_model_parallel()
+    fused_dispatch.forget_buffers(fused_a2a)
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None  # a fake tensor of the trace before
     moe_utils.get_moe_layer_wise_logging_tracker().clear()
     fake_cluster.start(degrees.rank, degrees.world_size)
@@ -132,22 +135,38 @@ def _activation(model: ModelSpec) -> Any:
     }[model.activation]  # fmt: skip
 
 
+_BALANCING = {"batch": "aux_loss", "sequence": "seq_aux_loss", "none": "none"}
+
+
 def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
-    """Routed experts over the expert-parallel group; balance by auxiliary loss."""
+    """Routed experts over the expert-parallel group."""
     moe = request.model.moe
     if moe is None:
         return {}
+    flex = request.expert_dispatcher in ("deepep", "hybridep")
     return {
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.experts_per_token,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size or None,
         "moe_layer_freq": [int(kind == "moe") for kind in kinds],
-        "moe_token_dispatcher_type": "alltoall",
+        "moe_token_dispatcher_type": "flex" if flex else request.expert_dispatcher,
+        "moe_flex_dispatcher_backend": request.expert_dispatcher if flex else "deepep",
+        # The fused exchanges carry weights in fp32 (Megatron-LM, megatron/core/transformer/moe/README.md, 2025).
+        "moe_router_dtype": "fp32" if flex else None,
+        "moe_expert_capacity_factor": request.expert_capacity_factor,
+        "moe_pad_expert_input_to_capacity": request.pad_expert_input,
+        "moe_shared_expert_overlap": request.overlap_shared_experts,
+        "moe_router_fusion": request.fused_router,
+        "moe_router_score_function": moe.score_function,
+        "moe_router_num_groups": moe.num_groups or None,
+        "moe_router_group_topk": moe.groups_per_token or None,
+        "moe_router_enable_expert_bias": moe.selection_bias,
+        "moe_router_pre_softmax": moe.score_function == "softmax" and moe.experts_per_token == 1,
         "moe_grouped_gemm": True,
         "moe_use_legacy_grouped_gemm": True,
         "moe_permute_fusion": True,
-        "moe_router_load_balancing_type": "aux_loss",
+        "moe_router_load_balancing_type": _BALANCING[moe.balancing_loss],
         "moe_aux_loss_coeff": 1e-2,  # Megatron-LM, examples/mixtral; any value above 0 gives the same kernels
         "expert_tensor_parallel_size": request.expert_tensor_parallel,
     }
@@ -301,6 +320,7 @@ def build_chunks(
 
     model, chunks = request.model, []
     GroupedGemm.accumulate = request.gradient_accumulation_fusion
+    expert_ops.set_routing(routing_of(request))
     # Approximation: alibi adds a bias inside the attention kernels; its bytes are left out (underestimates).
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
     for number in range(degrees.virtual) if only is None else (only,):
@@ -323,8 +343,35 @@ def build_chunks(
             _add_embedding_norm(chunk.embedding, config)
         if request.keeps_gathered_inputs:
             keep_gathered_inputs(chunk)
+        _take_half_precision(chunk, config)
         chunks.append(chunk.cuda())
     return chunks
+
+
+def routing_of(request: TraceRequest) -> Routing | None:
+    """Which experts tokens visit; None for a dense model."""
+    moe = request.model.moe
+    if moe is None:
+        return None
+    return Routing(
+        num_experts=moe.num_experts,
+        experts_per_token=moe.experts_per_token,
+        num_groups=moe.num_groups,
+        groups_per_token=moe.groups_per_token,
+        load=request.expert_load,
+    )
+
+
+def _take_half_precision(chunk: Any, config: Any) -> None:
+    """Let experts run in fp16: Megatron's GroupedMLP says bf16, Transformer Engine's, for which it stands, takes both."""
+    from megatron.core.transformer.moe.experts import GroupedMLP
+
+    if config.num_moe_experts is None or not config.fp16:
+        return
+    for module in chunk.modules():
+        if isinstance(module, GroupedMLP):
+            module.config = copy.copy(config)
+            module.config.bf16 = True
 
 
 def _add_embedding_norm(embedding: Any, config: Any) -> None:

@@ -54,6 +54,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         data=experts // math.gcd(experts, request.tensor_parallel),
         expert=request.expert_parallel,
         expert_tensor=request.expert_tensor_parallel,
+        rank=_busiest(request) * request.expert_tensor_parallel,
     )
     axes = megatron_model.start_cluster(degrees)
     schedule = Schedule()
@@ -88,6 +89,12 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
             "flop_convention": "executed; matrix products and attention only; flash backward = 2.5 forward",
         },
     )
+
+
+def _busiest(request: TraceRequest) -> int:
+    """The expert-parallel rank whose experts get most: the others wait for it in every exchange."""
+    routing = megatron_model.routing_of(request)
+    return 0 if routing is None else routing.busiest(request.expert_parallel)
 
 
 def _run(recorder: Recorder, models: list[Any], batches: Batches, request: TraceRequest) -> list[Span]:
@@ -145,6 +152,9 @@ def cut_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:
     cut = [replace(row, layer=min(row.layer, 0), micro_batch=-1, chunk=0) for row in move_rows(rows, first, last)]
     for row in cut[:1]:
         row.host_calls = 1
+    numbers = {0: 0}
+    for row in cut:  # layers have streams of their own: numbered as they come
+        row.stream = numbers.setdefault(row.stream, len(numbers))
     return cut
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from echo_explore.core import TraceError
-from echo_explore.tracing import expert_ops, fused_ops
+from echo_explore.tracing import expert_ops, fused_dispatch, fused_ops, router_ops
 from echo_explore.tracing.recorder import Recorder
 
 MEGATRON_VERSION = "0.16.1"
@@ -133,6 +133,8 @@ def before_import() -> None:
         multi_tensor_scale=lambda chunk, overflow, lists, scale: ops.multi_tensor_scale(*lists[:2], float(scale)),
     )
     _module("grouped_gemm", ops=types.SimpleNamespace(gmm=expert_ops.gmm))
+    for name, members in fused_dispatch.modules(recorders).items():
+        _module(name, **members)
     _module("apex")
     _module("apex.multi_tensor_apply", multi_tensor_applier=_apply_multi_tensor)
     _module("apex.optimizers", FusedAdam=_FusedAdam, FusedSGD=torch.optim.SGD)
@@ -206,28 +208,43 @@ def _experts() -> None:
     moe_utils.HAVE_TE = True  # says no more than that the fused functions below are there
     moe_utils.te_general_gemm = None  # 0.16.1 names it without defining it where Transformer Engine is absent
     fused = {
-        "fused_permute": expert_ops.fused_permute_with_probs,  # Megatron always has probabilities
+        "fused_permute": expert_ops.fused_permute,
         "fused_permute_with_probs": expert_ops.fused_permute_with_probs,
         "fused_unpermute": expert_ops.fused_unpermute,
         "fused_sort_chunks_by_index": expert_ops.fused_sort_chunks,
         "fused_sort_chunks_by_index_with_probs": expert_ops.fused_sort_chunks_with_probs,
+        "fused_topk_with_score_function": router_ops.topk_with_score_function,
+        "fused_compute_score_for_moe_aux_loss": router_ops.compute_score_for_moe_aux_loss,
+        "fused_moe_aux_loss": router_ops.moe_aux_loss,
     }
     for name, function in fused.items():
         setattr(moe_utils, name, function)
         setattr(transformer_engine, name, function)  # where the configuration looks for them
 
     def to_host_and_wait(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if self.drop_and_pad:  # every size is known
+            return tokens_per_expert
         if point == self.cuda_dtoh_point:
             for counted in (tokens_per_expert, self.input_splits, self.output_splits, self.output_splits_tp):
                 if isinstance(counted, torch.Tensor):
                     counted.to("cpu", non_blocking=True)
-            expert_ops.balanced_splits(self)
+            expert_ops.known_splits(self)
             self.d2h_event = self.cuda_dtoh_stream.record_event()
         if point == self.cuda_sync_point:
             self.d2h_event.synchronize()
         return tokens_per_expert
 
     token_dispatcher.MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = to_host_and_wait
+    token_dispatcher.MoEAllGatherTokenDispatcher.dispatch_postprocess = expert_ops.gathered_postprocess
+    dispatch = token_dispatcher._DeepepManager.dispatch
+
+    def dispatch_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = dispatch(self, *args, **kwargs)
+        self.tokens_per_expert = self.handle.tokens_per_expert  # of the oracle: a tensor would be fake
+        return result
+
+    token_dispatcher._DeepepManager.dispatch = dispatch_and_count
+    token_dispatcher._DeepepManager._indices_to_multihot = expert_ops.indices_to_multihot
 
 
 def _keep_nothing(*_: Any) -> None:

@@ -106,6 +106,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._paused = 0
         self._works: list[FakeWork] = []
         self._host_calls = 0
+        self._unjoined: list[int] = []
 
     # -- set-up -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hooks.register_module_forward_pre_hook(self._enter_module),
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        fake_device.on_host_sync(self._host_wait)
+        fake_device.on_host_sync(self._program_waits, self._clock)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -134,7 +135,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flush()
         for hook in self._hooks:
             hook.remove()
-        fake_device.remove_listener(self._host_wait)
+        fake_device.remove_listener(self._program_waits, self._clock)
         super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
 
     def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
@@ -252,6 +253,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _new_row(self, name: str, context: Context, kind: OpKind = OpKind.COMPUTE) -> OpRow:
         home, phase, forward_op, _ = context
+        stream = fake_device.current_stream().number
+        if phase is Phase.BACKWARD and 0 <= forward_op < len(self.rows):  # autograd runs on the stream of the forward
+            stream = self.rows[forward_op].stream
+        self._part_streams(stream)
         return OpRow(
             kind=kind,
             name=name,
@@ -261,8 +266,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             micro_batch=self.micro_batch,
             chunk=self.chunk,
             forward_op=forward_op,
-            stream=fake_device.current_stream().number,
+            stream=stream,
         )
+
+    def _part_streams(self, stream: int) -> None:
+        """Let what comes on another stream run beside the collectives that the compute stream waits for.
+
+        The wait of a collective holds up its own stream only: where another stream goes on behind it, its row becomes
+        asynchronous, and its wait comes before the next row of the compute stream.
+        """
+        if stream != 0:
+            for index in range(len(self.rows) - 1, -1, -1):
+                row = self.rows[index]
+                if row.kind is not OpKind.COLLECTIVE or row.asynchronous or row.stream != 0:
+                    break
+                row.asynchronous = True
+                self._unjoined.insert(0, index)
+            return
+        joined, self._unjoined = self._unjoined, []
+        for index in joined:
+            last = self.rows[index]
+            wait = replace(
+                last, kind=OpKind.WAIT, name="wait", axis=Axis.NONE, collective=Collective.NONE, message_bytes=0.0,
+                bytes_read=0.0, bytes_written=0.0, asynchronous=False, awaits=index, deps=(index,), dims=(),
+                dtype=DType.NONE, shapes="", host_calls=0,
+            )  # fmt: skip
+            self.rows.append(wait)
 
     def _cast_before(self, row: OpRow, operands: Sequence[torch.Tensor], deps: set[int]) -> set[int]:
         """Add the row that quantises the first operand of `row`, if it needs one; the rows that `row` then reads."""
@@ -279,7 +308,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _collective(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.flush()
         described = describe(func, args, kwargs, self._axes)
-        index = self._add_collective(plan, described) if described.num_ranks > 1 else -1
+        index = self._add_collective(plan.name, described) if described.num_ranks > 1 else -1
         on_wait: Callable[[], None] | None = None
         if described.num_ranks > 1 and described.asynchronous:
             on_wait = self._waiter(index)
@@ -288,9 +317,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         work = handle.boxed()
         return work if described.result is None else (described.result, work)
 
-    def _add_collective(self, plan: _Plan, described: Described) -> int:
+    def exchange(
+        self, name: str, group: Any, given: torch.Tensor, got: torch.Tensor, *, message_bytes: float,
+        dims: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        """Add an exchange that a library runs by itself and the compute stream waits for; `dims` as its docs say."""
+        if self._paused or group.size() == 1:
+            return
+        self.flush()
+        described = Described(
+            collective=Collective.ALL_TO_ALL, axis=self._axes.get(group.group_name, Axis.NONE),
+            num_ranks=group.size(), message_bytes=message_bytes, asynchronous=False, dtype=given.dtype, reads=[given],
+            writes=[got], result=None,
+        )  # fmt: skip
+        self._host_calls += 1
+        self.rows[self._add_collective(name, described)].dims = dims
+
+    def _add_collective(self, name: str, described: Described) -> int:
         """Its row."""
-        row = self._new_row(plan.name, self._context(torch._C._current_autograd_node()), OpKind.COLLECTIVE)
+        row = self._new_row(name, self._context(torch._C._current_autograd_node()), OpKind.COLLECTIVE)
         row.axis, row.collective, row.asynchronous = described.axis, described.collective, described.asynchronous
         row.message_bytes = described.message_bytes
         row.dtype = DTYPES.get(described.dtype, DType.NONE)
@@ -324,7 +369,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         described = functional_collectives.describe_functional(func, args, kwargs, out, self._axes)
         if described.num_ranks > 1:
-            self._add_collective(plan, described)
+            self._add_collective(plan.name, described)
         return out
 
     def _waiter(self, index: int) -> Callable[[], None]:
@@ -354,11 +399,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._host_wait("item", value)
         return value
 
-    def _host_wait(self, what: str, value: object = None) -> None:
+    def _clock(self) -> tuple[int, int]:
+        if not self._explicit_depth:
+            self.flush()
+        return id(self), len(self.rows) - 1
+
+    def _program_waits(self, what: str, moments: fake_device.Moments) -> None:
+        self._host_wait(what, after=moments.get(id(self), -1))
+
+    def _host_wait(self, what: str, value: object = None, *, after: int = -1) -> None:
+        """The host waits for row `after` and those before it; for all so far if that is negative."""
         if self._paused:
             return
         self.flush()
         row = self._new_row(what, self._context(torch._C._current_autograd_node()), OpKind.HOST_SYNC)
+        row.awaits = after
         self.host_syncs.append({"what": what, "module": row.module, "phase": row.phase.name, "assumed": value})
         self._append(row)
 

@@ -6,7 +6,7 @@ from typing import Any
 from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, TRACER_VERSION
 from echo_explore.specs import Candidate, ModelSpec
-from echo_explore.specs.recipe import Attention, Fusion, Recompute, TrainPrecision
+from echo_explore.specs.recipe import Attention, ExpertDispatcher, Fusion, Recompute, TrainPrecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,9 @@ class TraceRequest:
         model: dimensions; name and number of layers do not enter the key (layer kinds do).
         dropout: whether dropout kernels run.
         keeps_gathered_inputs: as in StackProfile.
+        expert_dispatcher, expert_capacity_factor, pad_expert_input, expert_load, overlap_shared_experts: see
+            TrainingRecipe.
+        fused_router: see StackProfile.
         fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
     """
 
@@ -37,6 +40,12 @@ class TraceRequest:
     dropout: bool
     fused_loss: bool = False
     keeps_gathered_inputs: bool = False
+    expert_dispatcher: ExpertDispatcher = "alltoall"
+    expert_capacity_factor: float | None = None
+    pad_expert_input: bool = False
+    expert_load: tuple[float, ...] = ()
+    overlap_shared_experts: bool = False
+    fused_router: bool = False
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON value of the request, the key's content."""
@@ -58,7 +67,8 @@ class TraceRequest:
 
 def request_from_json(value: dict[str, Any]) -> TraceRequest:
     """The request of which `to_json` made `value`."""
-    return TraceRequest(**value | {"model": ModelSpec.model_validate_json(value["model"])})
+    model = ModelSpec.model_validate_json(value["model"])
+    return TraceRequest(**value | {"model": model, "expert_load": tuple(value["expert_load"])})
 
 
 def unsupported(request: TraceRequest) -> str | None:
@@ -66,8 +76,8 @@ def unsupported(request: TraceRequest) -> str | None:
     model = request.model
     refusals = (
         (
-            model.moe is not None and request.precision in ("fp16", "fp32"),
-            f"precision: {request.precision} is not traced for experts; grouped products take bf16 and narrower",
+            model.moe is not None and request.precision == "fp32",
+            "precision: fp32 is not traced for experts; grouped products take 16 bits and narrower",
         ),
         (model.moe is not None and model.linear_bias, "model.linear_bias: experts have no biases; use false"),
         (model.mla is not None, "model.mla: multi-latent attention is not traced yet"),
@@ -112,4 +122,21 @@ def request_of(candidate: Candidate) -> TraceRequest:
         dropout=recipe.dropout > 0,
         fused_loss=candidate.stack.fused_loss and candidate.stack.framework != "megatron",
         keeps_gathered_inputs=candidate.stack.keeps_gathered_inputs and layout.sequence_parallel,
+        **_experts_of(candidate),
     )
+
+
+def _experts_of(candidate: Candidate) -> dict[str, Any]:
+    """What a mixture adds; where all experts lie on one rank nothing is exchanged, and every dispatcher is one."""
+    recipe = candidate.recipe
+    if candidate.model.moe is None:
+        return {}
+    return {
+        "expert_dispatcher": recipe.expert_dispatcher if candidate.layout.expert_gpus > 1 else "alltoall",
+        "expert_capacity_factor": recipe.expert_capacity_factor,
+        "pad_expert_input": recipe.pad_expert_input,
+        "expert_load": recipe.expert_load,
+        "overlap_shared_experts": bool(recipe.overlap_shared_experts)
+        and candidate.model.moe.shared_ffn_hidden_size > 0,
+        "fused_router": candidate.stack.fused_router and recipe.fusion == "fused",
+    }

@@ -1,0 +1,93 @@
+"""Which experts tokens visit, as far as sizes depend on it: an explicit oracle, balanced or after a given load.
+
+Symbols: t tokens of a rank, k experts a token visits, E experts, n of them on one unit (a rank or a host), G groups of
+experts of which a token may visit g (group-limited routing, arXiv 2412.19437 (2024), section 2.1.2).
+"""
+
+import math
+from dataclasses import dataclass
+
+from echo_explore.core import SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """The oracle.
+
+    Attributes:
+        num_experts: E.
+        experts_per_token: k.
+        num_groups: G; 0: not limited.
+        groups_per_token: g.
+        load: relative load of each expert; empty: balanced.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    num_groups: int = 0
+    groups_per_token: int = 0
+    load: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.load:
+            return
+        if len(self.load) != self.num_experts:
+            rule = f"needs one entry an expert, moe.num_experts = {self.num_experts}"
+            raise SpecError("recipe.expert_load", f"({len(self.load)} entries)", rule, "give one load an expert")
+        bad = next((x for x in self.load if not (math.isfinite(x) and x >= 0)), None)
+        if bad is not None or sum(self.load) <= 0:
+            field = 0.0 if bad is None else bad
+            raise SpecError("recipe.expert_load", field, "loads must be 0 or more, and not all 0", "correct the load")
+        share, largest = max(self.load) / sum(self.load), 1.0 / self.experts_per_token
+        if share > largest * (1 + 1e-9):
+            rule = f"no expert can get more than every token, a share of 1/{self.experts_per_token}"
+            raise SpecError("recipe.expert_load", f"(largest share {share:.3g})", rule, "give a flatter load")
+
+    def counts(self, num_tokens: int) -> tuple[int, ...]:
+        """Tokens of `num_tokens` that each expert gets, shape (E,); they add up to k * num_tokens."""
+        load = self.load or (1.0,) * self.num_experts
+        total = num_tokens * self.experts_per_token
+        exact = [total * x / sum(load) for x in load]
+        whole = [math.floor(x) for x in exact]
+        order = sorted(range(len(load)), key=lambda i: (whole[i] - exact[i], i))
+        for i in order[: total - sum(whole)]:
+            whole[i] += 1
+        return tuple(whole)
+
+    def visits(self, num_units: int) -> tuple[float, ...]:
+        """Probability that a token visits each of `num_units` equal units of neighbouring experts, (num_units,).
+
+        Balanced, a token visits any k experts with one probability: 1 - C(E - n, k) / C(E, k); group-limited, any g
+        groups, then any k of their experts. Under a load experts are taken as independent, each visited with
+        probability k * share (# Approximation: over-estimates units of several loaded experts slightly).
+        """
+        size = self.num_experts // num_units
+        if self.load:
+            each = [min(1.0, self.experts_per_token * x / sum(self.load)) for x in self.load]
+            units = [each[i * size : (i + 1) * size] for i in range(num_units)]
+            return tuple(1.0 - math.prod(1.0 - p for p in unit) for unit in units)
+        return (self._balanced_visit(size),) * num_units
+
+    def _balanced_visit(self, size: int) -> float:
+        k, groups = self.experts_per_token, self.num_groups
+        if not groups:
+            return 1.0 - math.comb(self.num_experts - size, k) / math.comb(self.num_experts, k)
+        per_group, chosen = self.num_experts // groups, self.groups_per_token
+        open_experts = chosen * per_group
+        if size <= per_group:  # a part of one group
+            inside = 1.0 - math.comb(open_experts - size, k) / math.comb(open_experts, k)
+            return chosen / groups * inside
+        whole = size // per_group
+        missed = 0.0
+        for hit in range(min(whole, chosen) + 1):
+            weight = math.comb(whole, hit) * math.comb(groups - whole, chosen - hit) / math.comb(groups, chosen)
+            missed += weight * math.comb(open_experts - hit * per_group, k) / math.comb(open_experts, k)
+        return 1.0 - missed
+
+    def busiest(self, num_units: int) -> int:
+        """The unit whose experts get the most tokens; the first on ties."""
+        if not self.load:
+            return 0
+        size = self.num_experts // num_units
+        sums = [sum(self.load[i * size : (i + 1) * size]) for i in range(num_units)]
+        return max(range(num_units), key=lambda i: (sums[i], -i))
