@@ -63,11 +63,11 @@ def check_experts(model: ModelSpec, layout: ParallelConfig, recipe: TrainingReci
 
 def _check_recipe(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
     factor, padded, dispatcher = recipe.expert_capacity_factor, recipe.pad_expert_input, recipe.expert_dispatcher
-    refused = (
+    refused: tuple[tuple[str, object, bool, str, str], ...] = (
         ("pad_expert_input", padded, padded and factor is None, "needs expert_capacity_factor", "give a factor"),
         (
             "expert_capacity_factor", factor, factor is not None and not padded,
-            "without padding only the GPU knows what an expert gets, which is not modelled", "set pad_expert_input = true",
+            "without padding only the GPU knows what an expert gets, which is not modelled", "set pad_expert_input",
         ),
         (
             "expert_load", f"({len(recipe.expert_load)} entries)", padded and bool(recipe.expert_load),

@@ -187,7 +187,7 @@ def _deepseek(keys: _Keys) -> dict[str, Any]:
         "shared_ffn_hidden_size": keys.number("n_shared_experts", default=0) * inner,
         "first_dense_layers": keys.number("first_k_dense_replace", default=0),
         "layer_frequency": keys.number("moe_layer_freq", default=1),
-    }
+    } | _deepseek_router(keys)
     mla = {
         "q_lora_rank": keys.number("q_lora_rank", default=0),
         "kv_lora_rank": keys.number("kv_lora_rank"),
@@ -202,6 +202,17 @@ def _deepseek(keys: _Keys) -> dict[str, Any]:
     }
     width = mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"]
     return _llama_like(keys, architecture="deepseek-v3") | extra | {"head_dim": width}
+
+
+def _deepseek_router(keys: _Keys) -> dict[str, Any]:
+    """Scores, groups and bias of the router; DeepSeek-V3 calls a bias without auxiliary loss `noaux_tc`."""
+    method, groups = keys.get("topk_method", "greedy"), keys.number("n_group", default=1)
+    router: dict[str, Any] = {"score_function": keys.get("scoring_func", "softmax"), "balancing_loss": "sequence"}
+    if method != "greedy" and groups > 1:
+        router |= {"num_groups": groups, "groups_per_token": keys.number("topk_group")}
+    if method == "noaux_tc":
+        router["selection_bias"] = True
+    return router
 
 
 def _gpt2(keys: _Keys) -> dict[str, Any]:

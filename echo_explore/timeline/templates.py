@@ -43,7 +43,8 @@ class Template:
 def host_row_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> Floats:
     """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward."""
     graph = timed.graph
-    return graph.host_calls * np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
+    each_s: Floats = np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
+    return graph.host_calls.astype(np.float64) * each_s
 
 
 def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:
@@ -51,9 +52,7 @@ def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) ->
     return float(host_row_seconds(timed, call_s=call_s, backward_call_s=backward_call_s).sum())
 
 
-def expand(
-    timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge: Charge = Charge.PIPELINE
-) -> Template:
+def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge: Charge = Charge.PIPELINE) -> Template:
     """Every row as ops.
 
     A kernel is an op of the compute stream; a collective is an op of its axis's stream, starting after what the compute
@@ -64,8 +63,8 @@ def expand(
     behind that starts anew from there (the row in `awaits`, or all before), and no row behind it starts before all
     those ahead of it have been launched.
 
-    # Approximation: kernels of other streams than the first run in issue order on the compute stream, but collectives of
-    # the compute stream do not wait for them (either direction).
+    # Approximation: kernels of other streams than the first run in issue order on the compute stream, but collectives
+    # of the compute stream do not wait for them (either direction).
     # Approximation: between two waits rows do not wait for their own launch, only all for all (under-estimates).
     # Approximation: a collective that no row waits for is waited for at the end of its graph (over-estimates).
 

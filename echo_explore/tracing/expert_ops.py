@@ -244,7 +244,7 @@ def current_routing() -> Routing:
 
 
 def known_splits(dispatcher: Any) -> None:
-    """Give Megatron's token dispatcher the counts that its host waits for: those of the oracle, the same on every rank."""
+    """Give Megatron's token dispatcher the counts that its host waits for: the oracle's, the same on every rank."""
     import numpy as np
 
     local, ranks = dispatcher.num_local_experts, dispatcher.ep_size

@@ -1,9 +1,9 @@
-"""A stand-in for the package deep_ep: the fused exchanges of DeepEP and HybridEP, which Megatron's `flex` dispatcher calls.
+"""A stand-in for the package deep_ep: the fused exchanges of DeepEP and HybridEP, which Megatron's `flex` calls.
 
-What each call launches follows deep_ep's Buffer (1.2, 2025) and HybridEPBuffer (branch hybrid-ep, 2025): a token goes once to
-each rank that it visits, however many of that rank's experts it visits. The exchange is one collective row whose `dims`
-hold tokens, bytes a token, experts, experts a token, groups and groups a token: hosts that it crosses are known only
-where it is priced.
+What each call launches follows deep_ep's Buffer (1.2, 2025) and HybridEPBuffer (branch hybrid-ep, 2025): a token goes
+once to each rank that it visits, however many of that rank's experts it visits. The exchange is one collective row
+whose `dims` hold tokens, bytes a token, experts, experts a token, groups and groups a token: hosts that it crosses are
+known only where it is priced.
 """
 
 import types
@@ -29,7 +29,8 @@ SCHEMAS = (
 )
 IMPLEMENTATIONS: dict[str, Any] = {
     "dispatch_layout": lambda indices, ranks, experts: (
-        indices.new_empty((experts,), dtype=torch.int32), indices.new_empty((indices.shape[0], ranks), dtype=torch.bool),
+        indices.new_empty((experts,), dtype=torch.int32),
+        indices.new_empty((indices.shape[0], ranks), dtype=torch.bool),
     ),
     "hybrid_metadata": lambda routing: routing.new_empty(routing.shape, dtype=torch.int32),
     "expand_tokens": lambda tokens, count: tokens.new_empty((count, tokens.shape[1])),

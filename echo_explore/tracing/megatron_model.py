@@ -363,7 +363,7 @@ def routing_of(request: TraceRequest) -> Routing | None:
 
 
 def _take_half_precision(chunk: Any, config: Any) -> None:
-    """Let experts run in fp16: Megatron's GroupedMLP says bf16, Transformer Engine's, for which it stands, takes both."""
+    """Let experts run in fp16: Megatron's GroupedMLP wants bf16, Transformer Engine's, whose place it takes, both."""
     from megatron.core.transformer.moe.experts import GroupedMLP
 
     if config.num_moe_experts is None or not config.fp16:

@@ -215,6 +215,7 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "distributed_optimizer": sharded,
         "overlap_grad_reduce": row.overlap.grad_reduce,
         "overlap_param_gather": row.overlap.param_gather,
+        "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
     }
     if row.sharding == "zero2":
         fields["reshard_after_forward"] = False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from echo_explore.core import SpecError
-from echo_explore.specs.recipe import Attention, TrainPrecision
+from echo_explore.specs.recipe import Attention, ExpertDispatcher, TrainPrecision
 
 REQUIRED = (
     "id", "framework", "num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "gpu", "num_gpus", "tp", "pp",
@@ -36,6 +36,9 @@ class OverlapFlags:
         in_network_reduction: the switches between hosts reduce (SHARP).
         fused_norm: the norm is one kernel.
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
+        expert_dispatcher: how tokens travel to experts.
+        expert_exchange: exchanges of experts run beside another micro-batch.
+        graph_scope: parts of a layer that run from CUDA graphs, as Megatron's cuda_graph_scope names them.
         offload: activations are moved to host memory.
         narrow_reduction: gradients are reduced in 16 bits (Composer's mixed precision mode PURE).
     """
@@ -46,6 +49,9 @@ class OverlapFlags:
     in_network_reduction: bool = False
     fused_norm: bool | None = None
     first_flash: bool = False
+    expert_dispatcher: ExpertDispatcher | None = None
+    expert_exchange: bool | None = None
+    graph_scope: tuple[str, ...] = ()
     offload: bool = False
     narrow_reduction: bool = False
 
@@ -289,12 +295,23 @@ def normal_overlap(text: str) -> OverlapFlags:
         grad_reduce=grad,
         param_gather=gather,
         cuda_graphs="full_iteration" in words or "layer_cuda_graph" in words,
+        expert_dispatcher=_dispatcher(words),
+        # A list of flags that names others and not this one says that it is off.
+        expert_exchange=True if _EXCHANGE.search(words) else False if "dispatcher" in words else None,
+        graph_scope=tuple(re.findall(r"'(\w+)'", words)) if "cuda_graph transformer_engine" in words else (),
         in_network_reduction="sharp" in words,
         fused_norm=norm,
         first_flash="flash_attentionv1" in words,
         offload="offload" in words,
         narrow_reduction="mode pure" in words,
     )
+
+
+_EXCHANGE = re.compile(r"moe_a2a_overlap|\bep overlap")
+
+
+def _dispatcher(words: str) -> ExpertDispatcher | None:
+    return "hybridep" if "hybridep" in words else "deepep" if "deepep" in words else None
 
 
 def normal_tied(text: str) -> bool | None:

@@ -1,10 +1,13 @@
-"""What the host needs for a graph."""
+"""What the host needs for a graph, and where it waits for the GPU."""
 
 import numpy as np
 import pytest
 
 from echo_explore.graph import OpKind, OpRow, Phase, TimedGraph, build_graph
-from echo_explore.timeline.templates import host_seconds
+from echo_explore.interference import INTERFERENCE_MODELS
+from echo_explore.timeline.blocks import _measure
+from echo_explore.timeline.program import checked_pairs
+from echo_explore.timeline.templates import expand, host_seconds
 
 
 def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> None:
@@ -15,3 +18,34 @@ def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> Non
     ]
     timed = TimedGraph(graph=build_graph(rows), time_s=np.zeros(3), sigma_log=np.zeros(3))
     assert host_seconds(timed, call_s=2.0, backward_call_s=0.5) == pytest.approx(8 * 2.0 + 7 * 0.5)
+
+
+def _body_s(rows: list[OpRow], times: list[float], host: list[float] | None) -> float:
+    timed = TimedGraph(graph=build_graph(rows), time_s=np.array(times), sigma_log=np.zeros(len(rows)))
+    template = expand(timed, host_row_s=None if host is None else np.array(host))
+    (body,), _ = _measure([template], checked_pairs(INTERFERENCE_MODELS["none"]()))
+    return float(body.ops.duration_s.sum())
+
+
+def test_a_wait_for_the_gpu_stops_the_host_from_running_ahead() -> None:
+    kernel = OpRow(phase=Phase.FORWARD)
+    sync = OpRow(kind=OpKind.HOST_SYNC)
+    times, host = [10.0, 0.0, 1.0], [1.0, 0.0, 4.0]
+    # Without a wait the host is ahead; with one its 4 s of launches start when the first kernel is done.
+    assert _body_s([kernel, OpRow(phase=Phase.FORWARD), kernel], times, host) == pytest.approx(11.0)
+    assert _body_s([kernel, sync, kernel], times, host) == pytest.approx(14.0)
+    assert _body_s([kernel, sync, kernel], times, None) == pytest.approx(11.0)
+
+
+def test_a_wait_may_be_for_an_earlier_row() -> None:
+    kernel = OpRow(phase=Phase.FORWARD)
+    sync = OpRow(kind=OpKind.HOST_SYNC, awaits=0)
+    times, host = [2.0, 8.0, 0.0, 1.0], [1.0, 1.0, 0.0, 4.0]
+    # The host is done with two launches at 2 s and waits for the first kernel only, which ends then too.
+    assert _body_s([kernel, kernel, sync, kernel], times, host) == pytest.approx(11.0)
+
+
+def test_nothing_starts_before_what_the_host_launched_ahead_of_it() -> None:
+    kernel = OpRow(phase=Phase.FORWARD)
+    sync = OpRow(kind=OpKind.HOST_SYNC, awaits=0)
+    assert _body_s([kernel, kernel, sync, kernel], [1.0, 1.0, 0.0, 3.0], [5.0, 5.0, 0.0, 1.0]) == pytest.approx(13.0)

@@ -106,7 +106,12 @@ def test_sharding(text: str, meaning: str) -> None:
         ("no DP bucketing overlap (use_gradient_bucket=false)", OverlapFlags(grad_reduce=False, param_gather=False)),
         ("DDP=local (no DP overlap); scatter-gather p2p", OverlapFlags(grad_reduce=False, param_gather=False)),
         ("DDP=torch (overlapped allreduce)", OverlapFlags(grad_reduce=True)),
-        ("cuda_graph full_iteration/[]; moe_a2a_overlap", OverlapFlags(cuda_graphs=True)),
+        ("cuda_graph full_iteration/[]; moe_a2a_overlap", OverlapFlags(cuda_graphs=True, expert_exchange=True)),
+        (
+            "cuda_graph transformer_engine/['attn', 'moe_router']; dispatcher hybridep",
+            OverlapFlags(expert_dispatcher="hybridep", expert_exchange=False, graph_scope=("attn", "moe_router")),
+        ),
+        ("EP overlap", OverlapFlags(expert_exchange=True)),
         ("cuda_graph transformer_engine/mlp", OverlapFlags()),
         ("LAYER_CUDA_GRAPH,SHARP vboost", OverlapFlags(cuda_graphs=True, in_network_reduction=True)),
         ("kernel=flash_attention2 + RMS kernel", OverlapFlags(fused_norm=True)),
