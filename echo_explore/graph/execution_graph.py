@@ -64,8 +64,8 @@ class ExecutionGraph:
         collective: Collective.
         message_bytes: nccl-tests' S of a collective, for a send or receive the bytes sent.
         asynchronous: the collective runs beside the compute stream until a WAIT row names it.
-        awaits: row of the collective that a WAIT waits for; of a HOST_SYNC the last row that the host waits for, -1: all
-            before it; else -1.
+        awaits: row of the collective that a WAIT waits for; of a HOST_SYNC the last row that the host waits for (-1:
+            all before it); else -1.
         forward_op: row of the forward op that a backward op belongs to, -1 if unknown or outside this graph.
         stream: 0 is the compute stream; others as the program used them.
         host_calls: operators that the host dispatched from the row before up to this one, views and allocations too; a

@@ -57,7 +57,10 @@ def test_a_load_moves_the_visits_and_names_the_busiest() -> None:
     assert math.isclose(sum(routing.visits(4)), 1.0)
 
 
-def job(*overrides: str, layout: str = "tp=1,pp=1,ep=8,dp=8") -> None:
+EP8 = "tp=1,pp=1,ep=8,dp=8"
+
+
+def job(*overrides: str, layout: str = EP8) -> None:
     candidate_of(
         job_options(
             {
@@ -71,14 +74,14 @@ def job(*overrides: str, layout: str = "tp=1,pp=1,ep=8,dp=8") -> None:
 @pytest.mark.parametrize(
     ("overrides", "layout", "message"),
     [
-        (("recipe.expert_load=[1, 2, 3]",), "tp=1,pp=1,ep=8,dp=8", r"recipe.expert_load = '\(3 entries\)': needs one entry"),
-        (("recipe.expert_load=[9, 1, 1, 1, 1, 1, 1, 1]",), "tp=1,pp=1,ep=8,dp=8", "no expert can get more than every token"),
-        (("recipe.expert_load=[-1, 1, 1, 1, 1, 1, 1, 1]",), "tp=1,pp=1,ep=8,dp=8", "loads must be 0 or more"),
-        (("recipe.expert_capacity_factor=1.25",), "tp=1,pp=1,ep=8,dp=8", "recipe.expert_capacity_factor = 1.25: without padding"),
-        (("recipe.pad_expert_input=true",), "tp=1,pp=1,ep=8,dp=8", "recipe.pad_expert_input = True: needs expert_capacity_factor"),
+        (("recipe.expert_load=[1, 2, 3]",), EP8, r"\(3 entries\)': needs one entry"),
+        (("recipe.expert_load=[9, 1, 1, 1, 1, 1, 1, 1]",), EP8, "no expert can get more than every token"),
+        (("recipe.expert_load=[-1, 1, 1, 1, 1, 1, 1, 1]",), EP8, "loads must be 0 or more"),
+        (("recipe.expert_capacity_factor=1.25",), EP8, "capacity_factor = 1.25: without padding"),
+        (("recipe.pad_expert_input=true",), EP8, "pad_expert_input = True: needs"),
         (
             ("recipe.pad_expert_input=true", "recipe.expert_capacity_factor=1.0", 'recipe.expert_dispatcher="deepep"'),
-            "tp=1,pp=1,ep=8,dp=8", "recipe.expert_dispatcher = 'deepep': takes no padded input",
+            EP8, "recipe.expert_dispatcher = 'deepep': takes no padded input",
         ),
         ((), "tp=1,pp=1,ep=3,dp=3", "layout.ep = 3: must divide num_experts = 8"),
         ((), "tp=1,pp=1,ep=8,dp=4", r"layout.ep = 8: etp\*ep = 8 must divide tp\*cp\*dp = 4"),
