@@ -25,6 +25,7 @@ class Chip:
         clock_hz: boost clock.
         l2_cache_bytes: capacity of the last cache before memory.
         architecture: generation, in lower case; empty if unknown.
+        power_w: power limit; 0 if unknown.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Chip:
     clock_hz: float
     l2_cache_bytes: float
     architecture: str = ""
+    power_w: float = 0.0
 
     def peak(self, precision: str) -> float:
         """Dense rate at a precision, in FLOP/s.
@@ -71,7 +73,23 @@ def chip_of(device: DeviceSpec, key: str | None = None) -> Chip:
         clock_hz=device.clock_hz,
         l2_cache_bytes=device.l2_cache_bytes,
         architecture=device.architecture,
+        power_w=device.power_w,
     )
+
+
+def power_share(device: DeviceSpec) -> float:
+    """Clock that the device's power limit sustains over that of the measured GPU of its calibration, at most 1.
+
+    (P / P_measured)^(1/3): dynamic power is C V^2 f, and where voltage follows frequency the cube of f. A power that
+    nothing of the chip's clock moves (memory, leakage) would make the share smaller still.
+
+    References:
+        Rauber et al., Energy measurement, modeling, and prediction for processors with frequency scaling, Journal of
+        Supercomputing 70 (2014): dynamic power grows with the cube of the frequency.
+    """
+    key = chip_names().get(device.calibration.strip().lower())
+    measured_w = _chip(key).power_w if key is not None else 0.0
+    return min(1.0, (device.power_w / measured_w) ** (1.0 / 3.0)) if measured_w > 0 else 1.0
 
 
 @cache

@@ -4,7 +4,7 @@ import numpy as np
 
 from echo_explore.compute.attention import AttentionCoefficients, attention_bytes, attention_flop, attention_time_s
 from echo_explore.compute.attention_features import attention_columns
-from echo_explore.compute.chip import chip_of
+from echo_explore.compute.chip import chip_of, power_share
 from echo_explore.compute.coefficients import SUBSTITUTES, Calibration, DeviceCoefficients
 from echo_explore.compute.corrections import Clock, Correction
 from echo_explore.compute.gemm import Floats, GemmCoefficients, Machine, combine, gemm_time_s
@@ -57,6 +57,7 @@ class Pricing:
         self.calibration, self.device, self.stack = calibration, device, stack
         self.sustained, self.allow_fallback = sustained, allow_fallback
         self.chip = chip_of(device)
+        self.power_share = power_share(device) if sustained else 1.0
         self.generic = calibration.generic
         own = calibration.devices.get(device.calibration)
         self.own: DeviceCoefficients = own or self.generic
@@ -133,6 +134,10 @@ class Pricing:
                     return found, float(np.hypot(found.sigma_log, source.extra_sigma_log))
         raise self.missing(f"gemm in {name}: no coefficients", f"add generic.gemm.{name} to the calibration")
 
+    def rate_fraction(self, c: GemmCoefficients) -> float:
+        """Share of the peak rate that long products reach, under the device's own power limit in a training step."""
+        return c.sustained_rate_fraction * self.power_share if self.sustained else c.isolated_rate_fraction
+
     def attention_coefficients(self, name: str) -> tuple[AttentionCoefficients, float]:
         """As `gemm_coefficients`, for fused attention."""
         for source in (self.own, self.generic):
@@ -171,7 +176,7 @@ class Pricing:
         if self.calibration.learned and name in HALF and not convolution.any():
             time, sigma = self._learned_gemm(shape, num_bytes, name, coefficients, spread, machine)
         else:
-            rate = coefficients.sustained_rate_fraction if self.sustained else coefficients.isolated_rate_fraction
+            rate = self.rate_fraction(coefficients)
             time = gemm_time_s(shape, num_bytes, coefficients, machine, element_bytes=element, rate_fraction=rate)
             time, sigma = self.corrected(time, sigma, "gemm", name, "isolated")
             sigma = np.where(convolution, np.maximum(sigma, CONVOLUTION_SIGMA_LOG), sigma)
@@ -193,7 +198,7 @@ class Pricing:
         own = c is not self.generic.gemm.get("bf16")
         if not self.sustained and not (learned.generic and own):
             return time, sigma
-        rate = c.sustained_rate_fraction if self.sustained else c.isolated_rate_fraction
+        rate = self.rate_fraction(c)
         rate_s = 2.0 * np.prod(shape, axis=1) / (machine.peak_flop_per_s * rate)
         capped = c.launch_floor_s + combine(rate_s, np.maximum(num_bytes, least) / bandwidth, c.combine_exponent)
         if learned.generic:
@@ -208,7 +213,7 @@ class Pricing:
         coefficients, borrowed = self.attention_coefficients(name)
         rate = 1.0
         if self.sustained:
-            rate = self.gemm_coefficients(name)[0].sustained_rate_fraction
+            rate = self.rate_fraction(self.gemm_coefficients(name)[0])
         element = DTYPE_BYTES[DType(dtype)]
         time = attention_time_s(
             part.dims, part.backward, coefficients, machine, element_bytes=element, rate_fraction=rate

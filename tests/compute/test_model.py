@@ -204,6 +204,19 @@ def test_isolated_kernels_are_not_slower_than_sustained_ones() -> None:
         assert (_times(rows, spec, isolated) <= _times(rows, spec) * (1 + 1e-12)).all()
 
 
+def test_a_lower_power_limit_slows_long_products_by_the_cube_root_and_streams_not() -> None:
+    full = DEVICES["h100-ndr"]
+    limited = full.model_copy(update={"power_w": 500.0})
+    rows = [gemm(1, 8192, 8192, 8192), gemm(1, 8192, 8192, 8192, dtype=DType.FP8), stream(OpClass.COPY, 2e9, 2e9)]
+    slowdown = _times(rows, limited) / _times(rows, full)
+    assert slowdown[:2] == pytest.approx((700 / 500) ** (1 / 3), rel=0.03)
+    assert slowdown[2] == 1.0
+    alone = RooflineModel.shipped(sustained=False)
+    assert (_times(rows, limited, alone) == _times(rows, full, alone)).all()
+    unlimited = full.model_copy(update={"power_w": 1000.0})
+    assert (_times(rows, unlimited) == _times(rows, full)).all()
+
+
 def test_bf16_and_fp16_cost_the_same() -> None:
     times = _times([gemm(1, 2048, 4096, 4096, dtype=d) for d in (DType.BF16, DType.FP16)], device())
     assert times[0] == times[1]
