@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.comm.fair_share import Indices, fill, run_flows
+from echo_explore.comm.fair_share import FlowTable, fill, new_rates
+from echo_explore.comm.flow_events import run_flows
 from echo_explore.comm.patterns import Flows, flows_of, join_flows
 from echo_explore.core import SpecError
 from echo_explore.graph.kinds import Collective
@@ -52,10 +53,11 @@ class ContendedTime:
 
 def flow_rates(network: Network, routes: Routes) -> Floats:
     """Bytes per second of each flow when all send at once, shape (num_flows,); infinite within one device."""
-    table = _tables(network, routes)
-    rate = np.zeros(routes.num_flows)
-    fill(*table, np.ones(routes.num_flows, np.bool_), 0.0, rate)
-    return rate
+    table = _table(network, routes)
+    state = new_rates(routes.num_flows, len(table.capacity))
+    state.active[:] = True
+    fill(table, state)
+    return state.rate
 
 
 def flow_times(
@@ -64,7 +66,6 @@ def flow_times(
     num_bytes: npt.ArrayLike,
     *,
     start_s: npt.ArrayLike = 0.0,
-    merge_fraction: float = 0.0,
 ) -> Floats:
     """Seconds from time 0 at which each flow ends, shape (num_flows,), without the latency of its route.
 
@@ -73,27 +74,22 @@ def flow_times(
         routes: of each flow.
         num_bytes: of each flow, or one number for all.
         start_s: of each flow, or one number for all.
-        merge_fraction: flows that end within this part of the elapsed time after another free their links with it; 0
-            is exact. Approximation: above 0, times are under-estimated by about that part at most.
 
     Raises:
         SpecError: a negative or non-finite size or time.
     """
     size = _per_flow(num_bytes, routes.num_flows, "num_bytes")
     start = _per_flow(start_s, routes.num_flows, "start_s")
-    if not 0 <= merge_fraction < 1:
-        raise SpecError("merge_fraction", merge_fraction, "must lie in 0..1", "give for example 0.01")
-    return run_flows(*_tables(network, routes), size, start, merge_fraction)
+    table = _table(network, routes)
+    return run_flows(table, new_rates(routes.num_flows, len(table.capacity)), size, start)
 
 
-def step_time(
-    network: Network, flows: Flows, *, spread: Spread = "hash", seed: int = 0, merge_fraction: float = 0.0
-) -> float:
+def step_time(network: Network, flows: Flows, *, spread: Spread = "hash", seed: int = 0) -> float:
     """Seconds of a step in which all flows start together, until the last byte of the last one has arrived."""
     if not flows.num_flows:
         return 0.0
     routes = route(network, flows.sources, flows.targets, spread=spread, seed=seed)
-    times = flow_times(network, routes, flows.num_bytes, merge_fraction=merge_fraction)
+    times = flow_times(network, routes, flows.num_bytes)
     return float((times + routes.latency_s(network)).max())
 
 
@@ -117,7 +113,6 @@ def contended_times(
     spread: Spread = "hash",
     seed: int = 0,
     via_rail: bool = False,
-    merge_fraction: float = 0.0,
 ) -> list[ContendedTime]:
     """What each communicator takes alone and beside the others, by its slowest flow.
 
@@ -133,7 +128,7 @@ def contended_times(
     joined = join_flows(all_flows)
     start = np.concatenate([np.full(f.num_flows, c.start_s) for f, c in zip(all_flows, communicators, strict=True)])
     routes = route(network, joined.sources, joined.targets, spread=spread, seed=seed, via_rail=via_rail)
-    together = flow_times(network, routes, joined.num_bytes, start_s=start, merge_fraction=merge_fraction)
+    together = flow_times(network, routes, joined.num_bytes, start_s=start)
     result, first = [], 0
     for flows, communicator in zip(all_flows, communicators, strict=True):
         last = first + flows.num_flows
@@ -141,7 +136,7 @@ def contended_times(
             result.append(ContendedTime(alone_s=0.0, shared_s=0.0))
             continue
         own = routes.part(first, last)
-        alone = flow_times(network, own, flows.num_bytes, merge_fraction=merge_fraction)
+        alone = flow_times(network, own, flows.num_bytes)
         shared = float(together[first:last].max()) - communicator.start_s
         result.append(ContendedTime(alone_s=float(alone.max()), shared_s=shared))
         first = last
@@ -156,12 +151,18 @@ def _per_flow(values: npt.ArrayLike, num_flows: int, field: str) -> Floats:
     return array
 
 
-def _tables(network: Network, routes: Routes) -> tuple[Floats, Indices, Indices, Floats, Indices, Indices]:
-    """Capacity, and CSR of flows and of links, over the links in use only."""
+def _table(network: Network, routes: Routes) -> FlowTable:
+    """The routes by flow and by link, over the links in use only."""
     used, links = np.unique(routes.links, return_inverse=True)
     links = links.astype(np.int64)
     flow_of = np.repeat(np.arange(routes.num_flows), np.diff(routes.offsets))
     order = np.argsort(links, kind="stable")
-    link_offsets = np.searchsorted(links[order], np.arange(len(used) + 1)).astype(np.int64)
-    capacity = network.bandwidth_bytes_per_s[used]
-    return capacity, routes.offsets, links, routes.shares, link_offsets, flow_of[order].astype(np.int64)
+    return FlowTable(
+        capacity=network.bandwidth_bytes_per_s[used],
+        offsets=routes.offsets,
+        links=links,
+        shares=routes.shares,
+        link_offsets=np.searchsorted(links[order], np.arange(len(used) + 1)).astype(np.int64),
+        link_flows=flow_of[order].astype(np.int64),
+        link_shares=routes.shares[order],
+    )

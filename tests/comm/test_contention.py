@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from echo_explore.comm.contention import Communicator, busiest_link_time, contended_times, flow_rates, flow_times
-from echo_explore.comm.fair_share import fill
+from echo_explore.comm.contention import (
+    Communicator,
+    _table,
+    busiest_link_time,
+    contended_times,
+    flow_rates,
+    flow_times,
+)
+from echo_explore.comm.fair_share import fill, new_rates
 from echo_explore.comm.patterns import Flows, all_to_all, flows_between, incast, ring, shift
 from echo_explore.comm.symmetric import all_to_all_time, card_rate, incast_time, ring_time, shift_time
 from echo_explore.core import SpecError
@@ -138,19 +145,50 @@ def test_times_equal_those_of_the_slow_engine(seed: int, late: bool) -> None:
     times = flow_times(SMALL, routes, size, start_s=start)
     assert times == pytest.approx(reference_times(matrix(SMALL, routes), size, start), rel=1e-6)
     assert times.max() >= busiest_link_time(SMALL, routes, size) * (1 - 1e-9)
-    merged = flow_times(SMALL, routes, size, start_s=start, merge_fraction=0.02)
-    assert merged.max() == pytest.approx(times.max(), rel=0.05)
+
+
+@pytest.mark.parametrize("spread", ["hash", "spray"])
+def test_rating_only_what_an_event_touches_is_exact(spread: Spread) -> None:
+    rng = np.random.default_rng(7)  # hundreds of events, of which each touches few of the flows
+    network = cluster_network(cluster_of(nodes_per_leaf=4), 32)
+    sources = np.tile(np.arange(256), 2)
+    targets = np.concatenate([rng.permutation(256), rng.permutation(256)])
+    apart = sources != targets
+    routes = route(network, sources[apart], targets[apart], spread=spread)
+    size = rng.uniform(1e6, 1e8, routes.num_flows)
+    start = rng.uniform(0, 1e-3, routes.num_flows)
+    found = flow_times(network, routes, size, start_s=start)
+    assert found == pytest.approx(times_by_whole_fillings(network, routes, size, start), rel=1e-6)
+
+
+def times_by_whole_fillings(network: Network, routes: Routes, num_bytes: np.ndarray, start_s: np.ndarray) -> np.ndarray:
+    """Ends where all rates are filled anew at every event."""
+    table = _table(network, routes)
+    left, end, now = num_bytes.copy(), np.full(len(num_bytes), np.inf), 0.0
+    while np.isinf(end).any():
+        state = new_rates(len(left), len(table.capacity))
+        state.active[:] = np.isinf(end) & (start_s <= now)
+        fill(table, state)
+        needs = np.where(state.active, left / np.where(state.active, state.rate, 1.0), np.inf)
+        waits = np.where(np.isinf(end) & (start_s > now), start_s - now, np.inf)
+        until = min(needs.min(), waits.min())
+        left -= np.where(state.active, state.rate, 0.0) * until
+        now = now + until if needs.min() <= waits.min() else float(start_s[waits.argmin()])
+        end[state.active & (needs <= until * (1 + 1e-12))] = now
+    return end
 
 
 def test_the_compiled_filling_is_the_python_one() -> None:
-    from echo_explore.comm.contention import _tables
-
     rng = np.random.default_rng(1)
     routes = route(SMALL, rng.integers(0, 32, 30), rng.integers(32, 64, 30), spread="spray")
-    table, rates = _tables(SMALL, routes), np.zeros((2, 30))
-    for run, out in ((fill, rates[0]), (python_of(fill), rates[1])):
-        run(*table, np.ones(30, np.bool_), 0.0, out)
-    assert np.allclose(rates[0], rates[1], rtol=1e-12)
+    table = _table(SMALL, routes)
+    found = []
+    for run in (fill, python_of(fill)):
+        state = new_rates(30, len(table.capacity))
+        state.active[:] = True
+        run(table, state)
+        found.append(state.rate)
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
 CASES = [
