@@ -50,7 +50,9 @@ def feed_forward_weights(model: ModelSpec, ffn_hidden_size: int) -> int:
 
 
 def _each(each: StateBytes, shards: int) -> float:
-    return (each.parameter_bytes + each.gradient_bytes) / each.whole_shards + each.optimizer_bytes / shards
+    return (
+        min(each.parameter_bytes, each.weight_bytes) + each.gradient_bytes
+    ) / each.whole_shards + each.optimizer_bytes / shards
 
 
 def _layer_bytes(candidate: Candidate, kind: str, each: StateBytes) -> float:

@@ -12,6 +12,8 @@ PARAMETER_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mx
 QUANTISED_COPY_BYTES: Final = {"fp8": 2.0, "mxfp8": 2.0625, "nvfp4": 1.125}
 """Bytes a weight of the quantised copies kept for forward and backward (row-wise and column-wise): 1 B each for fp8,
 with 1/32 B of scales for mxfp8, 1/2 B and 1/16 B of scales for nvfp4 [Transformer Engine 2.x user guide, 2025]."""
+NARROW_PARAMETERS: Final = ("fp8", "mxfp8")
+"""Precisions whose weights Megatron can keep without a 16-bit copy [megatron-core 0.16.1, --fp8-param-gather, 2026-12-01]."""
 GRADIENT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of a main gradient by StackProfile.gradient_dtype."""
 ADAM_BYTES: Final = 8.0
@@ -51,6 +53,12 @@ class StateBytes:
     dense_shards: int
     expert_shards: int
     whole_shards: int = 1
+    narrow_parameters: bool = False
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of an element of a weight matrix: its own, and its quantised copies."""
+        return (0.0 if self.narrow_parameters else self.parameter_bytes) + self.quantised_copy_bytes
 
 
 def state_bytes(candidate: Candidate) -> StateBytes:
@@ -73,6 +81,7 @@ def state_bytes(candidate: Candidate) -> StateBytes:
         optimizer_bytes=ADAM_BYTES + (MASTER_BYTES if mixed else 0.0),
         dense_shards=replicas if sharded else 1,
         expert_shards=layout.expert_data_parallel if sharded else 1,
+        narrow_parameters=candidate.stack.narrow_parameters and precision in NARROW_PARAMETERS,
     )
 
 
@@ -111,8 +120,8 @@ def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticSta
     expert = sum(p.num_elements for p in parameters if p.expert)
     quantised = sum(p.num_elements for p in parameters if _is_quantised(p))
     return StaticState(
-        parameters_bytes=(dense + expert) * each.parameter_bytes / each.whole_shards
-        + quantised * each.quantised_copy_bytes,
+        parameters_bytes=(dense + expert - quantised) * each.parameter_bytes / each.whole_shards
+        + quantised * (each.weight_bytes if each.whole_shards == 1 else each.parameter_bytes / each.whole_shards),
         gradients_bytes=(dense + expert) * each.gradient_bytes / each.whole_shards,
         optimizer_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes,
     )

@@ -108,6 +108,7 @@ class StackProfile(StrictModel):
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
+        narrow_parameters: weights of 8-bit recipes are kept in 8 bits only, without a 16-bit copy (megatron only).
         keeps_gathered_inputs: under sequence parallelism the gathered input of a product stays until its backward,
             which else gathers it again (megatron only).
         keeps_model_gradients: beside main gradients of `gradient_dtype` every parameter keeps one of its own type.
@@ -141,6 +142,7 @@ class StackProfile(StrictModel):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention_kernel: str = ""
     kernel_source: str = ""
+    narrow_parameters: bool = False
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
     fused_loss: bool = False
