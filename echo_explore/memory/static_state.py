@@ -13,7 +13,7 @@ QUANTISED_COPY_BYTES: Final = {"fp8": 2.0, "mxfp8": 2.0625, "nvfp4": 1.125}
 """Bytes a weight of the quantised copies kept for forward and backward (row-wise and column-wise): 1 B each for fp8,
 with 1/32 B of scales for mxfp8, 1/2 B and 1/16 B of scales for nvfp4 [Transformer Engine 2.x user guide, 2025]."""
 NARROW_PARAMETERS: Final = ("fp8", "mxfp8")
-"""Precisions whose weights Megatron can keep without a 16-bit copy [megatron-core 0.16.1, --fp8-param-gather, 2026-12-01]."""
+"""Precisions whose weights may have no 16-bit copy [megatron-core 0.16.1, --fp8-param-gather, 2026-12-01]."""
 GRADIENT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of a main gradient by StackProfile.gradient_dtype."""
 ADAM_BYTES: Final = 8.0
@@ -44,6 +44,7 @@ class StateBytes:
         dense_shards: ranks over which optimizer states of dense parameters are spread.
         expert_shards: the same for parameters of experts.
         whole_shards: ranks over which parameters and gradients are spread too (FSDP2; else 1).
+        narrow_parameters: weight matrices are kept in their quantised copies only.
     """
 
     parameter_bytes: float

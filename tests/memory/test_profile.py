@@ -176,3 +176,16 @@ def test_gradients_of_the_parameters_own_type_stay_where_the_stack_says() -> Non
     before = memory_profile(candidate=candidate, trace=trace).stages[0]
     after = memory_profile(candidate=replace(candidate, stack=stack), trace=trace).stages[0]
     assert after.gradients_bytes == before.gradients_bytes * (4 + 2) / 4
+
+
+def test_narrow_parameters_leave_only_the_quantised_copies_of_weights() -> None:
+    layout = ParallelConfig(tensor_parallel=2, data_parallel=2)
+    wide = candidate_of(layout, precision="mxfp8")
+    narrow = replace(wide, stack=wide.stack.model_copy(update={"narrow_parameters": True}))
+    trace = trace_of(wide)
+    saved = [memory_profile(candidate=c, trace=trace).stages[0].parameters_bytes for c in (wide, narrow)]
+    assert 0 < saved[1] < saved[0]
+    assert memory_lower_bound(narrow) <= memory_profile(candidate=narrow, trace=trace).peak_bytes
+    bf16 = candidate_of(layout, precision="bf16")
+    same = replace(bf16, stack=bf16.stack.model_copy(update={"narrow_parameters": True}))
+    assert memory_profile(candidate=same, trace=trace) == memory_profile(candidate=bf16, trace=trace)
