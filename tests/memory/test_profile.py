@@ -180,7 +180,7 @@ def test_gradients_of_the_parameters_own_type_stay_where_the_stack_says() -> Non
 
 def test_narrow_parameters_leave_only_the_quantised_copies_of_weights() -> None:
     layout = ParallelConfig(tensor_parallel=2, data_parallel=2)
-    wide = candidate_of(layout, precision="mxfp8")
+    wide = candidate_of(layout, precision="fp8")
     narrow = replace(wide, stack=wide.stack.model_copy(update={"narrow_parameters": True}))
     trace = trace_of(wide)
     saved = [memory_profile(candidate=c, trace=trace).stages[0].parameters_bytes for c in (wide, narrow)]
