@@ -1,14 +1,12 @@
 """Fit the interference model to kernels measured alone and beside a collective, and write its calibration file."""
 
 import datetime
-import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import minimize
 
 from echo_explore.core import SpecError, write_atomic
 from echo_explore.core.home import find_data_file
@@ -16,10 +14,8 @@ from echo_explore.interference.coefficients import InterferenceCoefficients, Sha
 from echo_explore.interference.measured import MeasuredOverlap, Scene, read_overlaps, scenes_of
 from echo_explore.interference.overlap_score import OverlapScore, judged_rows, score_overlap
 
-_STARTS = ((0.9, 0.0, -2.0, 12.0), (0.85, 0.0, -0.8, 13.0), (0.5, 0.5, -3.0, 11.0))
-"""Where the search starts: logits of shares and the log of bytes; three, because the error has flat parts."""
-_EVALUATIONS = 250
-"""Of the error from each start; more change the fourth digit."""
+_LEAST, _MOST, _STEPS = 0.25, 16.0, 97
+"""Packets ahead that are tried: a sixteenth of an octave apart, because the error has flat parts and many minima."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,28 +106,9 @@ def _error(
 def _fit(
     rows: Sequence[MeasuredOverlap], scenes: Sequence[Scene | None], counted: Sequence[int], fixed: SharingCoefficients
 ) -> SharingCoefficients:
-    def error(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-        return _error(rows, scenes, counted, _unpacked(x, fixed))
-
-    found = [
-        minimize(error, at, method="Nelder-Mead", options={"maxfev": _EVALUATIONS, "xatol": 1e-2, "fatol": 1e-5})
-        for at in _STARTS
-    ]
-    return _unpacked(min(found, key=lambda result: float(result.fun)).x, fixed)
-
-
-def _unpacked(
-    x: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]], fixed: SharingCoefficients
-) -> SharingCoefficients:
-    """Constants in their ranges from free numbers."""
-    polling, copying, issue = (1.0 / (1.0 + math.exp(-min(max(float(v), -30.0), 30.0))) for v in x[:3])
-    return SharingCoefficients(
-        polling_path_fraction=min(polling, 0.95),
-        copying_path_fraction=0.98 * (1 - min(polling, 0.95)) * copying,
-        issue_fraction=min(issue, 0.95),
-        memory_bytes_per_link_byte=fixed.memory_bytes_per_link_byte,
-        queued_bytes=math.exp(min(max(float(x[3]), 0.0), 20.0)),
-    )
+    """The one constant that is fitted; of equal errors the least."""
+    tried = [replace(fixed, packets_ahead=float(p)) for p in np.geomspace(_LEAST, _MOST, _STEPS)]
+    return min(tried, key=lambda sharing: round(_error(rows, scenes, counted, sharing), 6))
 
 
 def write_calibration(fit: OverlapFit, out: Path, *, source: str) -> None:
@@ -162,14 +139,7 @@ def rewritten(text: str, fit: OverlapFit, *, source: str) -> str:
     """The text of a calibration file with the fitted constants and a comment about them."""
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     sharing = fit.sharing
-    values = {
-        "polling_path_fraction": f"{sharing.polling_path_fraction:.3g}",
-        "copying_path_fraction": f"{sharing.copying_path_fraction:.3g}",
-        "issue_fraction": f"{sharing.issue_fraction:.2g}",
-        "queued_bytes": f'"{sharing.queued_bytes / 1024:.3g} KiB"',
-    }
-    for name, value in values.items():
-        text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+    text = re.sub(r"(?m)^packets_ahead = .*$", f"packets_ahead = {sharing.packets_ahead:.3g}", text)
     clean = " ".join(source.split())
     comment = f"# {clean}; {fit.num_rows} rows, mean error over groups {fit.score.model:.3f}, {today}"
     return re.sub(r"(?m)^(# [^\n]*\n)?\[sharing\]$", lambda _: f"{comment}\n[sharing]", text)

@@ -1,7 +1,7 @@
 """Constants of the physical interference model: the calibration file `interference.toml`, checked.
 
 The file is written by scripts/fit_interference.py; docs/interference.md explains its
-keys. None of them is a slowdown: they are shares of an SM, bytes, counts.
+keys. None of them is a slowdown: they are rates, bytes, counts.
 """
 
 from collections.abc import Mapping
@@ -17,32 +17,19 @@ from echo_explore.specs.base import read_toml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingCoefficients:
-    """What one channel of a collective takes of the SM it runs on and of memory; the same on every GPU.
+    """What one channel of a collective takes of memory and of the paths to it; the same on every GPU.
 
     Attributes:
-        polling_path_fraction: of its SM's load and store path, while it polls for its peer.
-        copying_path_fraction: of it further, while it copies at the full rate of its link.
-        issue_fraction: of its SM's issue slots, which kernels bound by arithmetic need.
+        packets_ahead: of a channel, that wait for its link, before each packet of a block on the same path.
         memory_bytes_per_link_byte: bytes read from and written to device memory for each that goes over the link.
-        queued_bytes: most bytes of all channels' chunks that a kernel's last writes have to wait behind.
     """
 
-    polling_path_fraction: float
-    copying_path_fraction: float
-    issue_fraction: float
+    packets_ahead: float
     memory_bytes_per_link_byte: float
-    queued_bytes: float
 
     def __post_init__(self) -> None:
-        """Check that a channel leaves something of its SM to others."""
-        for name in ("polling_path_fraction", "copying_path_fraction", "issue_fraction"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise SpecError(f"sharing.{name}", value, "is a share from 0 to below 1", "fit it again")
-        whole = self.polling_path_fraction + self.copying_path_fraction
-        if not whole < 1:
-            raise SpecError("sharing.copying_path_fraction", whole, "polling and copying take a whole SM", "lower one")
-        for name in ("memory_bytes_per_link_byte", "queued_bytes"):
+        """Check that both can be."""
+        for name in ("packets_ahead", "memory_bytes_per_link_byte"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise SpecError(f"sharing.{name}", value, "must be finite and not negative", "fit it again")
@@ -93,8 +80,7 @@ def load_coefficients(path: Path) -> InterferenceCoefficients:
     for name in sharing:
         if name not in names:
             raise SpecError(f"{where}: sharing.{name}", sharing[name], "is not a known key", "remove it")
-    values = {n: _number(sharing[n], f"{where}: sharing.{n}") for n in names if n != "queued_bytes"}
-    queued = parse_quantity(sharing["queued_bytes"], unit="bytes", field=f"{where}: sharing.queued_bytes")
+    values = {name: _number(sharing[name], f"{where}: sharing.{name}") for name in names}
     channels = _table(data, "channels", where)
     for name, count in channels.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -107,7 +93,7 @@ def load_coefficients(path: Path) -> InterferenceCoefficients:
         if name not in chunks:
             raise SpecError(f"{where}: chunk.{name}", "(missing)", "must be given", f"add {name}")
     return InterferenceCoefficients(
-        sharing=SharingCoefficients(queued_bytes=queued, **values), num_channels=dict(channels), chunk_bytes=chunks
+        sharing=SharingCoefficients(**values), num_channels=dict(channels), chunk_bytes=chunks
     )
 
 

@@ -1,23 +1,21 @@
 """How much a kernel and a collective that share a GPU slow each other down, from what each asks for.
 
-Symbols: S SMs, B memory bandwidth; of the kernel t alone, mu its share of B, x its share of the peak, n its blocks, p
-the share of an SM's load and store path that its blocks there fill; of the collective k channels, v bytes/s over its
-link and a = v / link peak; of a channel u = polling + a copying, the share it takes of its SM's path, q of its issue
-slots.
+Symbols: S SMs, B memory bandwidth; of the kernel t alone, mu its share of B, x its share of the peak, n its blocks, b
+how many of them an SM holds, tb = t min(1, S b / n) the time of one; of the collective k channels, v bytes/s over its
+link, a = v / link peak, m the share of its time in which it moves, T its time alone.
 
-    memory      max(1, mu + h), h = bytes per link byte * v / B: both want more than there is, and share it
-    path        n <= S: max(1, p / (1 - u)): every block is resident from the start, and the kernel ends with the
-                block that shares its SM with a channel; n > S: the others take over its blocks,
-                1 / (1 - k/S (1 - (1 - u) / p))
-    arithmetic  1 / (1 - k/S q x)
-    exclusive   the blocks run on the S - k SMs left: n <= S: ceil(n / (S - k)) waves, else S / (S - k)
-    end         + min(k chunk, queued) / link peak / t: the last writes wait behind the chunks in flight
+    memory      max(1, mu + m h), h = bytes per link byte * v / B: both want more than there is, and share it
+    room        kernels bound by arithmetic, and all beside exclusive channels, run on the S - k SMs left:
+                n / (b (S - k)), at least 1 and at most S / (S - k); a fixed grid of one block an SM that was resident
+                as a whole and no longer is runs in ceil(n / (S - k)) waves
+    backlog     + m min(burst / v, (p r k / v - 1) tb) / t for other kernels: the channels hand the link more than it
+                takes, and what a block beside one loads or stores waits behind p packets each time. So it gets v / (p
+                k), where alone it moves r = mu B / min(S, n). That lasts until the block is through, or until the
+                collective pauses for its peer.
 
-The largest of the first four, and the last added. A collective that waits for a peer polls: h = 0, a = 0, no chunks. A
-copy engine has k = 0: only memory is shared.
+The larger of the first two, and the third added. A collective that only polls has m = 0. A copy engine has k = 0: only
+memory is shared.
 """
-
-from dataclasses import replace
 
 import numpy as np
 
@@ -31,51 +29,55 @@ EVEN_SHARE = 0.5
 def kernel_slowdown(kernels: KernelLoads, traffic: Traffic, chip: Chip, sharing: SharingCoefficients) -> Floats:
     """(num_kernels,) factor >= 1 on the time of each kernel while the traffic is on the GPU.
 
-    # Approximation: the rates while it moves and while it waits are averaged over time, not over work (either way).
+    # Approximation: shares of time while the collective moves are averaged, not followed (either way).
     """
-    moving = _kernel_slowdown_moving(kernels, traffic, chip, sharing)
-    if traffic.moving_fraction >= 1:
-        return moving
-    idle = replace(traffic, link_bytes_per_s=0.0, chunk_bytes=0.0)
-    waiting = _kernel_slowdown_moving(kernels, idle, chip, sharing)
-    return np.asarray(traffic.moving_fraction * moving + (1 - traffic.moving_fraction) * waiting)
-
-
-def _kernel_slowdown_moving(kernels: KernelLoads, traffic: Traffic, chip: Chip, sharing: SharingCoefficients) -> Floats:
+    used = traffic.moving_fraction * memory_fraction(traffic, chip, sharing)
+    slow = np.maximum(1.0, kernels.memory_fraction + used)
     k = min(traffic.num_channels, chip.num_sms - 1)
-    on_sm = k / chip.num_sms
-    memory = kernels.memory_fraction + memory_fraction(traffic, chip, sharing)
-    path = kernels.path_fraction(chip.num_sms)
-    free = 1.0 - sharing.polling_path_fraction - sharing.copying_path_fraction * traffic.activity
-    shared = np.maximum(1.0, path / free) if k else np.ones_like(path)
-    resident = kernels.num_blocks <= chip.num_sms
-    of_path = np.where(resident, shared, 1.0 / (1.0 - on_sm * (1.0 - 1.0 / shared)))
-    of_issue = 1.0 / (1.0 - on_sm * sharing.issue_fraction * kernels.arithmetic_fraction)
-    slow = np.maximum.reduce([np.ones_like(path), memory, of_path, of_issue])
-    if traffic.exclusive and k:
-        left = chip.num_sms - k
-        waves = np.maximum(1.0, np.ceil(kernels.num_blocks / left))
-        slow = np.maximum(slow, np.where(resident, waves, chip.num_sms / left))
-    end_s = 0.0
-    if traffic.link_peak_bytes_per_s > 0:
-        queued = min(traffic.num_channels * traffic.chunk_bytes, sharing.queued_bytes)
-        end_s = queued / traffic.link_peak_bytes_per_s
-    known = np.where(kernels.time_s > 0, kernels.time_s, np.inf)
-    return np.asarray(slow + end_s / known)
+    if not k:
+        return np.asarray(slow)
+    confined = np.full(kernels.time_s.shape, traffic.exclusive) | (kernels.arithmetic_fraction > 0)
+    slow = np.where(confined, np.maximum(slow, _on_fewer_sms(kernels, k, chip)), slow)
+    return np.asarray(slow + np.where(confined, 0.0, _backlog(kernels, traffic, k, chip, sharing)))
+
+
+def _on_fewer_sms(kernels: KernelLoads, k: int, chip: Chip) -> Floats:
+    left = kernels.blocks_per_sm * (chip.num_sms - k)
+    was_resident = kernels.num_blocks <= kernels.blocks_per_sm * chip.num_sms
+    cut = np.clip(kernels.num_blocks / left, 1.0, chip.num_sms / (chip.num_sms - k))
+    whole = kernels.fixed_grid & was_resident & (kernels.blocks_per_sm < 2)
+    return np.asarray(np.where(whole, np.ceil(kernels.num_blocks / left), cut))
+
+
+def _backlog(kernels: KernelLoads, traffic: Traffic, k: int, chip: Chip, sharing: SharingCoefficients) -> Floats:
+    """(num_kernels,) seconds that the last block waits longer, over the time of the kernel."""
+    if traffic.link_bytes_per_s <= 0:
+        return np.zeros(kernels.time_s.shape)
+    demand = kernels.memory_fraction * chip.memory_bandwidth_bytes_per_s / np.minimum(kernels.num_blocks, chip.num_sms)
+    stretch = np.maximum(0.0, demand * k * sharing.packets_ahead / traffic.link_bytes_per_s - 1.0)
+    known = np.isfinite(kernels.time_s) & (kernels.time_s > 0)
+    time_s = np.where(known, kernels.time_s, 1.0)
+    block_s = np.where(known, kernels.block_time_s(chip.num_sms), 0.0)
+    return np.asarray(traffic.moving_fraction * np.minimum(traffic.burst_s, stretch * block_s) / time_s)
 
 
 def collective_slowdown(kernels: KernelLoads, traffic: Traffic, chip: Chip, sharing: SharingCoefficients) -> Floats:
     """(num_kernels,) factor >= 1 on the time of the collective while each kernel runs.
 
-    max(1, mu + h, a / (1 - d / 2)): d = max(x, p) is what the kernel asks of the SM that a channel shares with it; if
-    both want all of it, each gets half. Limited by a slow card (a small) a channel has time to spare.
+    max(1, mu + h, a / (1 - x / 2)) + tb / T: it shares memory; where warps of products want all of an SM's slots, a
+    channel gets half; and its blocks start when the first blocks of the kernel have left room, where those fill SMs.
     """
     memory = kernels.memory_fraction + memory_fraction(traffic, chip, sharing)
     slow = np.maximum(1.0, memory) if traffic.link_bytes_per_s > 0 else np.ones_like(memory)
-    if traffic.num_channels == 0 or traffic.exclusive:
+    if traffic.num_channels == 0:
         return np.asarray(slow)
-    demand = np.maximum(kernels.arithmetic_fraction, kernels.path_fraction(chip.num_sms))
-    return np.asarray(np.maximum(slow, traffic.activity / (1.0 - EVEN_SHARE * demand)))
+    if not traffic.exclusive:
+        slow = np.maximum(slow, traffic.activity / (1.0 - EVEN_SHARE * kernels.arithmetic_fraction))
+    full = (kernels.arithmetic_fraction > 0) & (
+        kernels.num_blocks > kernels.blocks_per_sm * (chip.num_sms - traffic.num_channels)
+    )
+    wait_s = np.where(full & np.isfinite(kernels.time_s), kernels.block_time_s(chip.num_sms), 0.0)
+    return np.asarray(slow + wait_s / traffic.time_s)
 
 
 def memory_fraction(traffic: Traffic, chip: Chip, sharing: SharingCoefficients) -> float:

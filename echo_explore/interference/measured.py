@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_explore.core import SpecError
 from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients
@@ -37,17 +38,44 @@ ARITHMETIC_FRACTION: Mapping[str, float] = {"gemm": 0.8, "attention": 0.6}
 """Typical share of the peak: large products as fitted for A100 [compute.toml, 2026-11-30]; attention backward 0.6 of it
 [FlashAttention-2, arXiv 2307.08691, 2023]."""
 LINK_EFFICIENCY: Mapping[str, float] = {"ll": 0.15, "ll128": 0.57, "simple": 0.77}
-"""Share of the link that a ring reaches inside a node, by protocol [comm.toml, nvswitch-ampere, 2026-11-30]."""
+"""Share of NVLink that a ring reaches inside a node, by protocol [comm.toml, nvswitch-ampere, 2026-11-30]."""
+PCIE_EFFICIENCY = {True: 0.32, False: 0.73}
+"""Share of PCIe each way between two GPUs of a host, while both send (10 GB/s) and while one does (23 GB/s): how long
+buckets of known size were under way [NetX-lab/Echo-slowdown merged_features.csv, 2024]."""
+LL_CHANNELS = 4
+"""Of messages that LL serves: 128 KiB on 8 ranks over 512 threads x 8 bytes x ranks [NCCL 2.18 src/enqueue.cc, 2023]."""
+MESSAGE_BYTES = 25 * 2.0**20
+"""Where the table does not say: a bucket of DistributedDataParallel [PyTorch 2.1, bucket_cap_mb, 2023]."""
+NUM_RANKS = 8
+"""Where the table does not say."""
 EXPERT_CHANNELS = 20
 """SMs that dispatch and combine of experts take [DeepSeek-V3, arXiv 2412.19437, section 3.2.2, 2024]."""
 EXPERT_BYTES_PER_S = 50e9
 """Over the card of a GPU between nodes [DeepEP README, 43 to 58 GB/s, 2025]."""
 TYPICAL_THREADS = 256.0
 """Threads of a block where the table does not say: PyTorch's elementwise kernels and most products use 128 or 256."""
+SM_THREADS = 2048.0
+SM_REGISTERS = 65536.0
+"""Of an SM, Volta to Hopper [NVIDIA CUDA C programming guide, compute capabilities, 2024]."""
+OTHER_REGISTERS = 48.0
+"""Of a thread of a product beside its accumulators: fragments and addresses (assumed, 2026-12)."""
+STREAM_BLOCK_BYTES = 12288.0
+"""That a block of a streaming kernel moves: 256 threads x 4 elements x 4 bytes x 3 arrays [PyTorch 2.1 Loops.cuh,
+2023]."""
+TILE_OUTPUTS = 128.0
+"""Of a thread of a large product whose tile is not named: 128 x 256 over 256 threads [CUTLASS 2.x default, 2023]."""
+MOST_PERSISTENT = 8
+"""Blocks of an SM up to which a grid that is a multiple of the SMs is taken as cut to them (assumed, 2026-12)."""
 MANY_BLOCKS = 1e6
 """Stands for a grid of many waves where the table does not say."""
+FEW_BLOCKS = 32.0
+"""Of a weight gradient of a norm where the table does not say: one for each 32 of 1,024 columns."""
 NEIGHBOURS = 25
 """Launches on each side over which the share of time with a collective in flight is taken: about one layer."""
+WHOLE = 0.9
+"""Least overlap of a launch that counts as beside a collective to its end."""
+IN_STEP = 0.5
+"""Least share of the time in flight that the collective moves, from which the peers count as in step."""
 
 _CLUSTERS = (
     (r"H800", "h800-ndr"),
@@ -64,6 +92,9 @@ _KERNEL_CLUSTERS = ((r"sm90|hopper", "h100-ndr"), (r"ampere|sm80|_80_", "a100-40
 _FEW_BLOCKS = re.compile(r"GammaBeta|GradGammaBeta|cuComputePart", re.IGNORECASE)
 """Weight gradients of norms: a block for each 32 columns [PyTorch 2.1, layer_norm_kernel.cu, 2023]."""
 _THREADS = re.compile(r"_(\d{1,2})x(\d{1,2})\b")
+_TILE = re.compile(r"_(\d{2,3})x(\d{2,3})_")
+_SWITCHED = re.compile(r"SXM|HGX|PG5|[HB][128]00|MI3")
+"""Names of GPUs whose links are faster than PCIe; others are taken as cards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +136,7 @@ def read_overlaps(path: Path) -> list[MeasuredOverlap]:
     missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
     if missing:
         raise SpecError("measured", str(path), f"has no column {', '.join(missing)}", "see docs/interference.md")
-    return [_row(cells, f"{path.name}: row {number}") for number, cells in enumerate(reader, start=1)]
+    return [_row(cells, f"{path.name}: line {reader.line_num}") for cells in reader]
 
 
 def _row(cells: Mapping[str, str], where: str) -> MeasuredOverlap:
@@ -117,6 +148,10 @@ def _row(cells: Mapping[str, str], where: str) -> MeasuredOverlap:
     if alone_us < 0:
         raise SpecError(f"{where}: alone_us", alone_us, "must not be negative", "correct it")
     slowdown = _number(clean, "slowdown", where)
+    if slowdown <= 0:
+        raise SpecError(f"{where}: slowdown", slowdown, "must be above 0", "correct it or leave it empty")
+    if _number(clean, "message_bytes", where) <= 0:
+        raise SpecError(f"{where}: message_bytes", clean["message_bytes"], "must be above 0", "correct it")
     return MeasuredOverlap(cells=clean, alone_s=alone_us * 1e-6, overlap_fraction=ratio, slowdown=slowdown)
 
 
@@ -155,13 +190,15 @@ class Scene:
 def scenes_of(rows: Sequence[MeasuredOverlap], coefficients: InterferenceCoefficients) -> list[Scene | None]:
     """What each row describes; None for an unknown GPU. Of the coefficients, only published counts are used."""
     moving = moving_fractions(rows)
+    first = first_beside(rows)
     scenes: list[Scene | None] = []
-    for row, cluster, fraction in zip(rows, _clusters_of(rows), moving.tolist(), strict=True):
+    for i, (row, cluster) in enumerate(zip(rows, _clusters_of(rows), strict=True)):
         if cluster is None:
             scenes.append(None)
             continue
         chip = chip_of(cluster)
-        traffic = _traffic(row, cluster, coefficients, fraction)
+        in_step = bool(moving[i] >= IN_STEP)
+        traffic = _traffic(row, cluster, coefficients, in_step=in_step, moves=in_step or bool(first[i]))
         scenes.append(
             Scene(kernel=_loads(row, chip), traffic=traffic, chip=chip, overlap_fraction=row.overlap_fraction)
         )
@@ -192,8 +229,7 @@ def moving_fractions(rows: Sequence[MeasuredOverlap]) -> Floats:
     for number, row in enumerate(rows):
         by_source.setdefault(row.cells.get("source", ""), []).append(number)
     for numbers in by_source.values():
-        single = all(rows[i].is_single_launch for i in numbers)
-        if not single or len(numbers) <= 2 * NEIGHBOURS:
+        if not all(rows[i].is_single_launch for i in numbers) or len(numbers) <= 2 * NEIGHBOURS:
             continue
         alone = np.nan_to_num(np.array([rows[i].alone_s for i in numbers]))
         busy = alone * np.array([rows[i].overlap_fraction for i in numbers])
@@ -201,6 +237,29 @@ def moving_fractions(rows: Sequence[MeasuredOverlap]) -> Floats:
         least = float(np.quantile(in_flight, 0.25))
         moving[numbers] = np.clip(least / np.maximum(in_flight, 1e-12), 0.0, 1.0)
     return moving
+
+
+def first_beside(rows: Sequence[MeasuredOverlap]) -> npt.NDArray[np.bool_]:
+    """(num_rows,) whether the collective started with this launch: the launch before it was beside none to its end.
+
+    A collective that waits for its peer moves only what it may send at its start. True where the order says nothing.
+    """
+    first = np.ones(len(rows), dtype=np.bool_)
+    single = _single_sources(rows)
+    for i in range(1, len(rows)):
+        source = rows[i].cells.get("source", "")
+        if source in single and rows[i - 1].cells.get("source", "") == source:
+            first[i] = rows[i - 1].overlap_fraction < WHOLE
+    return first
+
+
+def _single_sources(rows: Sequence[MeasuredOverlap]) -> set[str]:
+    """Sources that list single launches only, in the order in which they ran."""
+    seen: dict[str, bool] = {}
+    for row in rows:
+        source = row.cells.get("source", "")
+        seen[source] = seen.get(source, True) and row.is_single_launch
+    return {source for source, single in seen.items() if single}
 
 
 def _windowed(values: Floats) -> Floats:
@@ -230,22 +289,38 @@ def _match(rules: Sequence[tuple[str, str]], text: str) -> str | None:
 def _loads(row: MeasuredOverlap, chip: Chip) -> KernelLoads:
     kind, kernel = row.cells["compute_class"], row.cells["compute_kernel"]
     few = bool(_FEW_BLOCKS.search(kernel))
-    blocks = _product(row.cells.get("grid", ""))
+    known = _product(row.cells.get("grid", ""))
+    arithmetic = ARITHMETIC_FRACTION.get(kind, 0.0)
+    memory = MEMORY_FRACTION.get(kind, MEMORY_FRACTION["other"])
+    if few:  # so few blocks cannot keep device memory busy
+        memory = min(memory, 0.5)
     threads = _product(row.cells.get("block", ""))
     if threads is None:
         named = _THREADS.search(kernel) if few else None
         threads = float(named[1]) * float(named[2]) if named else TYPICAL_THREADS
-    if blocks is None:
-        blocks = float(chip.num_sms - 1) if few else MANY_BLOCKS
-    memory = MEMORY_FRACTION.get(kind, MEMORY_FRACTION["other"])
-    if few:  # less than MEMORY_BOUND: so few blocks cannot keep device memory busy
-        memory = min(memory, 0.5)
+    alone_s = row.alone_s if row.alone_s > 0 else math.inf
+    if known is not None:
+        blocks = known
+    elif few:
+        blocks = FEW_BLOCKS
+    elif arithmetic or not math.isfinite(alone_s):
+        blocks = MANY_BLOCKS
+    else:
+        blocks = max(1.0, alone_s * memory * chip.memory_bandwidth_bytes_per_s / STREAM_BLOCK_BYTES)
+    per_sm = SM_THREADS // threads
+    if known is not None and known % chip.num_sms == 0 and known <= MOST_PERSISTENT * chip.num_sms:
+        per_sm = min(per_sm, known / chip.num_sms)  # a grid cut to the SMs is persistent and resident as a whole
+    if arithmetic:
+        tile = _TILE.search(kernel)
+        outputs = float(tile[1]) * float(tile[2]) / threads if tile else TILE_OUTPUTS
+        per_sm = min(per_sm, SM_REGISTERS // (threads * min(outputs + OTHER_REGISTERS, 255.0)))
     return KernelLoads(
-        time_s=np.array([row.alone_s if row.alone_s > 0 else math.inf]),
+        time_s=np.array([alone_s]),
         memory_fraction=np.array([memory]),
-        arithmetic_fraction=np.array([ARITHMETIC_FRACTION.get(kind, 0.0)]),
-        num_blocks=np.array([blocks]),
-        threads_per_block=np.array([threads]),
+        arithmetic_fraction=np.array([arithmetic]),
+        num_blocks=np.array([max(1.0, blocks)]),
+        blocks_per_sm=np.array([max(1.0, per_sm)]),
+        fixed_grid=np.array([known is not None or few]),
     )
 
 
@@ -256,25 +331,42 @@ def _product(text: str) -> float | None:
 
 
 def _traffic(
-    row: MeasuredOverlap, cluster: ClusterSpec, coefficients: InterferenceCoefficients, moving: float
+    row: MeasuredOverlap, cluster: ClusterSpec, coefficients: InterferenceCoefficients, *, in_step: bool, moves: bool
 ) -> Traffic:
     names = row.cells["comm_kernel"]
+    moving = 1.0 if moves else 0.0
     link = cluster.node.link_bandwidth_bytes_per_s
     if re.search(r"\bep::|deep_ep|DeepEP", names):
         return Traffic(
             num_channels=EXPERT_CHANNELS,
             link_bytes_per_s=EXPERT_BYTES_PER_S,
             link_peak_bytes_per_s=link,
-            chunk_bytes=coefficients.chunk_bytes["ll"],
+            burst_bytes=EXPERT_CHANNELS * coefficients.chunk_bytes["ll"],
             moving_fraction=moving,
             exclusive=True,
         )
     first = names.split(";")[0]
     protocol = "ll128" if "_LL128" in first else "ll" if "_LL_" in first else "simple"
+    if _SWITCHED.search(row.cells["gpu"]) or protocol != "simple":
+        rate = LINK_EFFICIENCY[protocol] * link
+        channels = LL_CHANNELS if protocol == "ll" else coefficients.channels_of(cluster.device.architecture)
+    else:
+        link = cluster.node.pcie_bandwidth_bytes_per_s
+        rate, channels = PCIE_EFFICIENCY[in_step] * link, coefficients.channels_of("pcie")
     return Traffic(
-        num_channels=coefficients.channels_of(cluster.device.architecture),
-        link_bytes_per_s=LINK_EFFICIENCY[protocol] * link,
+        num_channels=channels,
+        link_bytes_per_s=rate,
         link_peak_bytes_per_s=link,
-        chunk_bytes=coefficients.chunk_bytes[protocol],
+        burst_bytes=min(channels * coefficients.chunk_bytes[protocol], _message_bytes(row) / _num_ranks(row)),
         moving_fraction=moving,
     )
+
+
+def _num_ranks(row: MeasuredOverlap) -> int:
+    named = re.search(r"(\d+) GPUs", row.cells["comm_kernel"])
+    return max(2, int(named[1])) if named else NUM_RANKS
+
+
+def _message_bytes(row: MeasuredOverlap) -> float:
+    size = _number(row.cells, "message_bytes", row.cells["comm_kernel"])
+    return MESSAGE_BYTES if math.isnan(size) else size

@@ -13,17 +13,20 @@ from echo_explore.interference.contention import collective_slowdown, kernel_slo
 from echo_explore.interference.loads import Chip, KernelLoads, Traffic
 
 CHIP = Chip(num_sms=108, memory_bandwidth_bytes_per_s=2e12)
-RING = Traffic(num_channels=24, link_bytes_per_s=2e11, link_peak_bytes_per_s=3e11, chunk_bytes=2.0**19)
+RING = Traffic(num_channels=24, link_bytes_per_s=2e11, link_peak_bytes_per_s=3e11, burst_bytes=2.0**22)
 
 
-def kernels(memory: float, arithmetic: float, blocks: float, *, time_s: float = 1e-4) -> KernelLoads:
+def kernels(
+    memory: float, arithmetic: float, blocks: float, *, time_s: float = 1e-4, per_sm: float = 2.0, fixed: bool = False
+) -> KernelLoads:
     """One kernel."""
     return KernelLoads(
         time_s=np.array([time_s]),
         memory_fraction=np.array([memory]),
         arithmetic_fraction=np.array([arithmetic]),
         num_blocks=np.array([blocks]),
-        threads_per_block=np.array([256.0]),
+        blocks_per_sm=np.array([per_sm]),
+        fixed_grid=np.array([fixed]),
     )
 
 
@@ -36,7 +39,7 @@ def any_kernel(draw: st.DrawFn) -> KernelLoads:
 
 @given(any_kernel())
 def test_an_idle_copy_engine_slows_nothing(load: KernelLoads) -> None:
-    idle = Traffic(num_channels=0, link_bytes_per_s=0.0, link_peak_bytes_per_s=3e11, chunk_bytes=0.0)
+    idle = Traffic(num_channels=0, link_bytes_per_s=0.0, link_peak_bytes_per_s=3e11, burst_bytes=0.0)
     sharing = shipped_coefficients().sharing
     assert kernel_slowdown(load, idle, CHIP, sharing) == pytest.approx([1.0])
     assert collective_slowdown(load, idle, CHIP, sharing) == pytest.approx([1.0])
@@ -53,33 +56,57 @@ def test_factors_are_at_least_one_and_grow_with_traffic(load: KernelLoads, num_c
 
 
 def test_few_blocks_suffer_more_than_many() -> None:
-    """Norm weight gradients: every block is resident, and the one beside a channel ends last."""
+    """Norm weight gradients: a block that waits behind the link holds the whole kernel; of many, others take over."""
     sharing = shipped_coefficients().sharing
-    few, many = kernels(0.3, 0.0, 100.0), kernels(0.3, 0.0, 1e6)
-    few = replace(few, threads_per_block=np.array([1024.0]))
-    many = replace(many, threads_per_block=np.array([1024.0]))
-    assert kernel_slowdown(few, RING, CHIP, sharing)[0] > 2 * kernel_slowdown(many, RING, CHIP, sharing)[0]
+    few, many = kernels(0.5, 0.0, 24.0), kernels(0.5, 0.0, 1e6)
+    assert kernel_slowdown(few, RING, CHIP, sharing)[0] > 1.05
+    assert kernel_slowdown(many, RING, CHIP, sharing)[0] < 1.01
 
 
-def test_large_products_hardly_slow_down() -> None:
+@given(st.floats(1e-6, 1e-2), st.floats(0, 2.0**26))
+def test_the_backlog_never_outlasts_the_burst(time_s: float, burst_bytes: float) -> None:
+    load = kernels(0.3, 0.0, 24.0, time_s=time_s)
+    traffic = replace(RING, burst_bytes=burst_bytes)
+    factor = kernel_slowdown(load, traffic, CHIP, shipped_coefficients().sharing)[0]
+    assert (factor - 1) * time_s <= burst_bytes / RING.link_bytes_per_s + 1e-12
+
+
+def test_a_resident_grid_that_no_longer_fits_runs_twice() -> None:
+    sharing = shipped_coefficients().sharing
+    persistent = kernels(0.3, 0.5, 108.0, per_sm=1.0, fixed=True)
+    assert kernel_slowdown(persistent, RING, CHIP, sharing) == pytest.approx([2.0])
+    assert kernel_slowdown(kernels(0.3, 0.5, 84.0, per_sm=1.0, fixed=True), RING, CHIP, sharing) == pytest.approx([1.0])
+
+
+def test_products_run_on_the_sms_that_are_left() -> None:
     factor = kernel_slowdown(kernels(0.3, 0.8, 1e6, time_s=1e-2), RING, CHIP, shipped_coefficients().sharing)[0]
-    assert 1.0 <= factor < 1.1
+    assert factor == pytest.approx(108 / 84)
+
+
+def test_exclusive_channels_confine_streaming_kernels_too() -> None:
+    sharing = shipped_coefficients().sharing
+    alone = replace(RING, link_bytes_per_s=0.0)
+    assert kernel_slowdown(kernels(0.5, 0.0, 1e6), alone, CHIP, sharing) == pytest.approx([1.0])
+    confined = kernel_slowdown(kernels(0.5, 0.0, 1e6), replace(alone, exclusive=True), CHIP, sharing)
+    assert confined == pytest.approx([108 / 84])
+
+
+def test_a_collective_shares_an_sm_with_products_and_waits_for_their_first_blocks() -> None:
+    sharing = shipped_coefficients().sharing
+    product = kernels(0.3, 0.8, 1e6, time_s=1e-2)
+    long, short = (collective_slowdown(product, replace(RING, time_s=t), CHIP, sharing)[0] for t in (1.0, 1e-5))
+    assert long == pytest.approx(RING.activity / 0.6, rel=1e-3)
+    assert short > long
 
 
 def test_memory_is_shared() -> None:
-    sharing = replace(shipped_coefficients().sharing, queued_bytes=0.0)
+    sharing = shipped_coefficients().sharing
     share = memory_fraction(RING, CHIP, sharing)
     assert share == pytest.approx(2 * 2e11 / 2e12)
     engine = replace(RING, num_channels=0)
     assert kernel_slowdown(kernels(0.95, 0.0, 1e6), engine, CHIP, sharing)[0] == pytest.approx(0.95 + share)
 
 
-def test_a_channel_leaves_something_of_its_sm() -> None:
-    with pytest.raises(SpecError, match=r"sharing.copying_path_fraction = 1\.1.*: polling and copying take a whole SM"):
-        SharingCoefficients(
-            polling_path_fraction=0.8,
-            copying_path_fraction=0.3,
-            issue_fraction=0.0,
-            memory_bytes_per_link_byte=2.0,
-            queued_bytes=0.0,
-        )
+def test_a_share_is_not_negative() -> None:
+    with pytest.raises(SpecError, match=r"sharing.packets_ahead = -1.0: must be finite and not negative"):
+        SharingCoefficients(packets_ahead=-1.0, memory_bytes_per_link_byte=2.0)
