@@ -18,7 +18,7 @@ class KernelLoads:
     Attributes:
         time_s: alone; infinite where it is not known.
         memory_fraction: of the device memory bandwidth.
-        arithmetic_fraction: of the peak arithmetic rate; 0 for kernels that do next to none. Where it is above 0 a block
+        arithmetic_fraction: of the peak arithmetic rate; 0 for kernels that do next to none. Above 0 a block
             fills the registers of its SM so far that none fits beside a channel.
         num_blocks: thread blocks of the grid.
         blocks_per_sm: blocks of it that fit on an SM, 1 or more.

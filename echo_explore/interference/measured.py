@@ -43,7 +43,7 @@ PCIE_EFFICIENCY = {True: 0.32, False: 0.73}
 """Share of PCIe each way between two GPUs of a host, while both send (10 GB/s) and while one does (23 GB/s): how long
 buckets of known size were under way [NetX-lab/Echo-slowdown merged_features.csv, 2024]."""
 LL_CHANNELS = 4
-"""Of messages that LL serves: 128 KiB on 8 ranks over 512 threads x 8 bytes x ranks [NCCL 2.18 src/enqueue.cc, 2023]."""
+"""Of a message of 128 KiB, as LL serves: over 512 threads x 8 bytes x 8 ranks [NCCL 2.18 src/enqueue.cc, 2023]."""
 MESSAGE_BYTES = 25 * 2.0**20
 """Where the table does not say: a bucket of DistributedDataParallel [PyTorch 2.1, bucket_cap_mb, 2023]."""
 NUM_RANKS = 8
