@@ -9,6 +9,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
     Raises:
         SpecError: no trace, no kernels in it, or none of a known class.
     """
-    events = _events(path)
+    events = read_events(path).events
     operators = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op" and _external(e) is not None}
     times: dict[Any, float] = defaultdict(float)
     kernels = [e for e in events if str(e.get("cat", "")).lower() == "kernel"]
@@ -90,7 +91,29 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
     )
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvents:
+    """What a trace holds.
+
+    Attributes:
+        events: its events.
+        gpu_names: of the devices, by their number.
+    """
+
+    events: list[dict[str, Any]]
+    gpu_names: Mapping[int, str]
+
+    def gpu_name(self, device: int) -> str:
+        """Of a device; empty where the trace does not say."""
+        return self.gpu_names.get(device, "")
+
+
+def read_events(path: Path) -> TraceEvents:
+    """The events of a JSON trace, gzipped or not.
+
+    Raises:
+        SpecError: the file cannot be read, or is no such trace.
+    """
     try:
         data = path.read_bytes()
         trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
@@ -103,7 +126,13 @@ def _events(path: Path) -> list[dict[str, Any]]:
         raise SpecError(
             f"{path.name}: traceEvents", "(missing)", "must be a list", "export it with export_chrome_trace"
         )
-    return [event for event in events if isinstance(event, dict)]
+    devices = trace.get("deviceProperties") if isinstance(trace, dict) else None
+    names = {
+        int(device["id"]): str(device.get("name", ""))
+        for device in (devices if isinstance(devices, list) else ())
+        if isinstance(device, dict) and isinstance(device.get("id"), int)
+    }
+    return TraceEvents(events=[event for event in events if isinstance(event, dict)], gpu_names=names)
 
 
 def _external(event: Mapping[str, Any]) -> Any:

@@ -3,16 +3,23 @@
 import datetime
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import tomli_w
 
 from echo_explore.core import SpecError, write_atomic
 from echo_explore.core.home import find_data_file
-from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients, load_coefficients
+from echo_explore.interference.coefficients import (
+    InterferenceCoefficients,
+    SharingCoefficients,
+    load_coefficients,
+    user_coefficients,
+)
 from echo_explore.interference.measured import MeasuredOverlap, Scene, read_overlaps, scenes_of
 from echo_explore.interference.overlap_score import OverlapScore, judged_rows, score_overlap
+from echo_explore.interference.residual import Residual
 
 _LEAST, _MOST, _STEPS = 0.25, 16.0, 97
 """Packets ahead that are tried: a sixteenth of an octave apart, because the error has flat parts and many minima."""
@@ -126,12 +133,7 @@ def write_calibration(fit: OverlapFit, out: Path, *, source: str) -> None:
     if shipped is None:
         raise SpecError("calibrations/interference.toml", "(missing)", "is not installed", "install the package again")
     text = rewritten(shipped.read_text(encoding="utf-8"), fit, source=source)
-    try:
-        write_atomic(out, text.encode(), overwrite=False)
-    except FileExistsError:
-        raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file") from None
-    except OSError as error:
-        raise SpecError("out", str(out), f"cannot be written: {error.strerror}", "give another folder") from None
+    _write_new(out, text)
     load_coefficients(out)
 
 
@@ -143,3 +145,35 @@ def rewritten(text: str, fit: OverlapFit, *, source: str) -> str:
     clean = " ".join(source.split())
     comment = f"# {clean}; {fit.num_rows} rows, mean error over groups {fit.score.model:.3f}, {today}"
     return re.sub(r"(?m)^(# [^\n]*\n)?\[sharing\]$", lambda _: f"{comment}\n[sharing]", text)
+
+
+def write_user_calibration(out: Path, coefficients: InterferenceCoefficients, residual: Residual | None) -> None:
+    """Write constants and a residual as a calibration file for `predict --calibration`.
+
+    Args:
+        out: file to make; it must not exist.
+        coefficients: of the physical model.
+        residual: None for none.
+
+    Raises:
+        SpecError: `out` exists or cannot be written.
+    """
+    table: dict[str, object] = {
+        "schema": 1,
+        "sharing": asdict(coefficients.sharing),
+        "channels": dict(coefficients.num_channels),
+        "chunk": {name: f"{size / 1024:.6g} KiB" for name, size in coefficients.chunk_bytes.items()},
+    }
+    if residual is not None:
+        table["residual"] = residual.to_toml()
+    _write_new(out, tomli_w.dumps({"schema": 1, "interference": table}))
+    user_coefficients(out)
+
+
+def _write_new(out: Path, text: str) -> None:
+    try:
+        write_atomic(out, text.encode(), overwrite=False)
+    except FileExistsError:
+        raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file") from None
+    except OSError as error:
+        raise SpecError("out", str(out), f"cannot be written: {error.strerror}", "give another folder") from None

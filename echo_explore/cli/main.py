@@ -13,6 +13,7 @@ from echo_explore.cli import (
     calibrate_app,
     calibrate_kernels,
     calibrate_nccl,
+    calibrate_overlap,
     catalog,
     comm,
     dashboard,
@@ -21,6 +22,7 @@ from echo_explore.cli import (
     trace,
     usage,
     validate,
+    validate_overlap,
 )
 from echo_explore.core import EchoError
 
@@ -40,9 +42,11 @@ app.command("trace")(trace.trace_command)
 app.command("search")(search.search_command)
 app.command("dashboard")(dashboard.dashboard_command)
 app.command("comm")(comm.comm_command)
+validate.app.command("overlap")(validate_overlap.overlap)
 app.add_typer(validate.app, name="validate")
 calibrate_app.app.command("kernels")(calibrate_kernels.kernels)
 calibrate_app.app.command("nccl-tests")(calibrate_nccl.nccl_tests)
+calibrate_app.app.command("overlap")(calibrate_overlap.overlap)
 app.add_typer(calibrate_app.app, name="calibrate")
 for _kind in catalog.KINDS:
     app.command(_kind, help=f"List {_kind}, or print one with its sources.")(catalog.command_for(_kind))

@@ -55,6 +55,10 @@ def predict_command(
     allow_fallback: Annotated[
         bool, typer.Option("--allow-fallback", help="Accept a device without measured coefficients.")
     ] = False,
+    interference: Annotated[
+        str | None,
+        typer.Option("--interference", help="physical, constant or none; default: constant."),
+    ] = None,
     calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     sets: Sets = None,
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Write a Perfetto trace here.")] = None,
@@ -102,6 +106,7 @@ def predict_command(
         fold=not no_fold,
         what_if=tuple(what_if or ()),
         allow_fallback=allow_fallback,
+        interference=interference,
         calibration=calibration,
         timeline=timeline,
         require_fit=require_fit,
@@ -116,17 +121,23 @@ def _predict(
     fold: bool,
     what_if: tuple[str, ...],
     allow_fallback: bool,
+    interference: str | None,
     calibration: Path | None,
     timeline: Path | None,
     require_fit: bool,
     as_json: bool,
 ) -> int:
-    from echo_explore.simulate import SimulationOptions, default_simulator, parse_what_if
+    from echo_explore.simulate import DEFAULT_INTERFERENCE, SimulationOptions, default_simulator, parse_what_if
     from echo_explore.tracing import CachedTracer
 
     options = SimulationOptions(fidelity=fidelity, fold=fold, what_if=parse_what_if(what_if))  # type: ignore[arg-type]
     with CachedTracer() as tracer:
-        simulator = default_simulator(tracer=tracer, calibration=calibration, allow_fallback=allow_fallback)
+        simulator = default_simulator(
+            tracer=tracer,
+            interference=interference or DEFAULT_INTERFERENCE,
+            calibration=calibration,
+            allow_fallback=allow_fallback,
+        )
         prediction = simulator.predict(candidate, options, timeline=timeline)
         advice = () if prediction.fits else simulator.advice(candidate)
     for line in prediction.warnings:

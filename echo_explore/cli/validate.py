@@ -22,20 +22,28 @@ def steps(
     measured: Annotated[Path, typer.Argument(help="Measured steps, CSV or CSV.gz.")],
     out: Annotated[Path, typer.Option("--out", help="Predictions to write, CSV or CSV.gz.")],
     calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
+    interference: Annotated[
+        str | None, typer.Option("--interference", help="physical, constant or none; default: as predict.")
+    ] = None,
 ) -> int:
     """Predict every measured step; what cannot be represented is declined with a reason."""
-    from echo_explore.simulate import default_simulator
+    from echo_explore.simulate import DEFAULT_INTERFERENCE, default_simulator
     from echo_explore.tracing import CachedTracer
     from echo_explore.validation import validate_steps
 
     with CachedTracer() as tracer:
-        simulator = default_simulator(tracer=tracer, calibration=calibration, allow_fallback=True)
+        name = interference or DEFAULT_INTERFERENCE
+        simulator = default_simulator(tracer=tracer, interference=name, calibration=calibration, allow_fallback=True)
         scores = validate_steps(
             measured,
             out,
             simulator.predict,
             progress=lambda text: print(text, file=sys.stderr, flush=True),
-            settings={"calibration": content_hash(simulator.calibration), "model_version": str(MODEL_VERSION)},
+            settings={
+                "calibration": content_hash(simulator.calibration),
+                "interference": name,
+                "model_version": str(MODEL_VERSION),
+            },
         )
     print(scores.text())
     return 0

@@ -2,5 +2,15 @@
 
 from echo_explore.interference.models import INTERFERENCE_MODELS, ConstantInterference, NoInterference
 from echo_explore.interference.pair_table import PairTable
+from echo_explore.interference.pairing import CodePairing, Pairing
+from echo_explore.interference.physical import PhysicalInterference
 
-__all__ = ["INTERFERENCE_MODELS", "ConstantInterference", "NoInterference", "PairTable"]
+__all__ = [
+    "INTERFERENCE_MODELS",
+    "CodePairing",
+    "ConstantInterference",
+    "NoInterference",
+    "PairTable",
+    "Pairing",
+    "PhysicalInterference",
+]

@@ -12,6 +12,7 @@ from typing import Any
 
 from echo_explore.core import MissingCalibration, SpecError, parse_quantity
 from echo_explore.core.home import find_data_file
+from echo_explore.interference.residual import Residual, read_residual
 from echo_explore.specs.base import read_toml
 
 
@@ -43,11 +44,13 @@ class InterferenceCoefficients:
         sharing: fitted.
         num_channels: of a collective with large messages inside a node, by GPU architecture.
         chunk_bytes: that one channel has in flight, by protocol ("ll", "ll128", "simple").
+        residual: learned, on top; None for none.
     """
 
     sharing: SharingCoefficients
     num_channels: Mapping[str, int]
     chunk_bytes: Mapping[str, float]
+    residual: Residual | None = None
 
     def channels_of(self, architecture: str) -> int:
         """Channels on a GPU of that architecture.
@@ -68,8 +71,22 @@ def load_coefficients(path: Path) -> InterferenceCoefficients:
     Raises:
         SpecError: missing file, unknown or missing key, a value out of range.
     """
+    return _coefficients(read_toml(path), path.name)
+
+
+def user_coefficients(path: Path) -> InterferenceCoefficients:
+    """Those under `[interference]` of a user's calibration file, or the shipped ones where it has no such table.
+
+    Raises:
+        SpecError: the file or the table is wrong.
+    """
     data = read_toml(path)
-    where = path.name
+    if "interference" not in data:
+        return shipped_coefficients()
+    return _coefficients(_table(data, "interference", path.name), f"{path.name}: interference")
+
+
+def _coefficients(data: Mapping[str, Any], where: str) -> InterferenceCoefficients:
     if data.get("schema") != 1:
         raise SpecError(f"{where}: schema", data.get("schema"), "must be 1, the only version so far", "fit it again")
     names = [item.name for item in fields(SharingCoefficients)]
@@ -92,8 +109,9 @@ def load_coefficients(path: Path) -> InterferenceCoefficients:
     for name in ("ll", "ll128", "simple"):
         if name not in chunks:
             raise SpecError(f"{where}: chunk.{name}", "(missing)", "must be given", f"add {name}")
+    residual = read_residual(_table(data, "residual", where), f"{where}: residual") if "residual" in data else None
     return InterferenceCoefficients(
-        sharing=SharingCoefficients(**values), num_channels=dict(channels), chunk_bytes=chunks
+        sharing=SharingCoefficients(**values), num_channels=dict(channels), chunk_bytes=chunks, residual=residual
     )
 
 

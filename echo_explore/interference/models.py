@@ -1,4 +1,4 @@
-"""Interference models by name: none, and one constant for every kernel and collective."""
+"""Interference models by name: none, one constant for every kernel and collective, and the physical one."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,6 +10,9 @@ import numpy as np
 from echo_explore.core import SpecError
 from echo_explore.graph.kinds import Collective, OpClass
 from echo_explore.interference.pair_table import NUM_CODES, Factors, PairTable
+from echo_explore.interference.pairing import CodePairing
+from echo_explore.interference.physical import PhysicalInterference
+from echo_explore.specs import DeviceSpec
 
 COMPUTE_SLOWDOWN: Final = 1.17
 """Median of GEMMs beside expert dispatch and combine on H800 [trace, deepseek-ai/profile-data train.json, 2025].
@@ -43,6 +46,11 @@ class NoInterference:
     def pair_table(self) -> PairTable:
         """All factors 1."""
         return PairTable(compute=_ones(), collective=_ones(), reference=self.reference, version=self.version)
+
+    def pairing(self, device: DeviceSpec) -> CodePairing:
+        """The same for every GPU."""
+        del device
+        return CodePairing(table=self.pair_table())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +89,15 @@ class ConstantInterference:
             version=self.version,
         )
 
+    def pairing(self, device: DeviceSpec) -> CodePairing:
+        """The same for every GPU."""
+        del device
+        return CodePairing(table=self.pair_table())
 
-INTERFERENCE_MODELS: Final[Mapping[str, Callable[[], NoInterference | ConstantInterference]]] = {
+
+INTERFERENCE_MODELS: Final[Mapping[str, Callable[[], NoInterference | ConstantInterference | PhysicalInterference]]] = {
     "none": NoInterference,
     "constant": ConstantInterference,
+    "physical": PhysicalInterference,
 }
 """Models by the name that users give."""

@@ -15,8 +15,9 @@ class PairTable:
     """Factors on the times of a kernel and a collective while both run on one GPU; 1 means no slowdown.
 
     Attributes:
-        compute: (32, 32) factor on a kernel of class [op_class, ...] beside a collective [..., collective].
-        collective: (32, 32) factor on the collective [..., collective] beside a kernel of class [op_class, ...].
+        compute: (num_kernel_classes, num_traffic_classes) factor on a kernel of class [k, ...] beside traffic [..., c];
+            classes are OpClass and Collective codes (32 each) or those of a pairing.
+        collective: of the same shape: factor on that traffic beside that kernel.
         reference: where the factors come from.
         version: raised with every change of a factor.
     """
@@ -30,8 +31,8 @@ class PairTable:
         """Check shapes and factors, and lock the arrays."""
         for name in ("compute", "collective"):
             factors = getattr(self, name)
-            if factors.shape != (NUM_CODES, NUM_CODES):
-                raise ValueError(f"{name} has shape {factors.shape}, not ({NUM_CODES}, {NUM_CODES})")
+            if factors.ndim != 2 or factors.shape != self.compute.shape:
+                raise ValueError(f"{name} has shape {factors.shape}, not that of a table, {self.compute.shape}")
             if not (np.isfinite(factors).all() and (factors >= 1.0).all()):
                 raise ValueError(f"{name} holds a factor below 1 or one that is not finite")
             factors.setflags(write=False)

@@ -17,8 +17,8 @@ from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Bounds, Evaluator, Outcome
 from echo_explore.search.space import ResolvedSpace
 from echo_explore.simulate import CollectiveModel, ComputeModel, Prediction, Simulator, default_simulator
+from echo_explore.simulate.ports import InterferenceModel
 from echo_explore.simulate.presets import calibration_facts
-from echo_explore.timeline import InterferenceModel
 from echo_explore.tracing import CachedTracer, TraceRequest, request_of
 from echo_explore.tracing.versions import framework_versions
 

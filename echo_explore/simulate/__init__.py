@@ -2,11 +2,12 @@
 
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
 from echo_explore.simulate.prediction import Prediction
-from echo_explore.simulate.presets import default_simulator
+from echo_explore.simulate.presets import DEFAULT_INTERFERENCE, default_simulator
 from echo_explore.simulate.simulator import SimulationOptions, Simulator
 from echo_explore.simulate.what_if import WhatIf, parse_what_if
 
 __all__ = [
+    "DEFAULT_INTERFERENCE",
     "CollectiveModel",
     "ComputeModel",
     "Prediction",

@@ -126,6 +126,7 @@ class JobBuilder:
                 graph=concatenate([p.graph for p in parts]),
                 time_s=np.concatenate([np.zeros(0), *(p.time_s for p in parts)]),
                 sigma_log=np.concatenate([np.zeros(0), *(p.sigma_log for p in parts)]),
+                pair_class=np.concatenate([np.zeros(0, dtype=np.int64), *(p.pair_class for p in parts)]),
             )
         return self._graphs[key]
 
@@ -186,16 +187,29 @@ class JobBuilder:
         for bucket in reduced:
             size = bucket.num_elements * gradient_bytes
             time_s, sigma = self._pricer.collective(_axis(bucket), kind, size)
-            ready = plan.backward_ends[plan.piece_of[bucket.first]] - 1
             reductions.append(
-                GradientBucket(collective=kind, message_bytes=size, time_s=time_s, sigma_log=sigma, ready_after=ready)
+                GradientBucket(
+                    collective=kind,
+                    message_bytes=size,
+                    time_s=time_s,
+                    sigma_log=sigma,
+                    ready_after=plan.backward_ends[plan.piece_of[bucket.first]] - 1,
+                    traffic_class=self._pricer.traffic_class(_axis(bucket), kind, size, time_s=time_s),
+                )
             )
         for bucket in reversed(reduced) if self._gathers_overlap else ():
             size = bucket.num_elements * self._parameter_bytes
             time_s, sigma = self._pricer.collective(_axis(bucket), Collective.ALL_GATHER, size)
             piece = plan.piece_of[bucket.first]
-            needed = plan.forward_ends[piece - 1] if piece else 0
-            gathers.append(ParameterGather(message_bytes=size, time_s=time_s, sigma_log=sigma, needed_before=needed))
+            gathers.append(
+                ParameterGather(
+                    message_bytes=size,
+                    time_s=time_s,
+                    sigma_log=sigma,
+                    needed_before=plan.forward_ends[piece - 1] if piece else 0,
+                    traffic_class=self._pricer.traffic_class(_axis(bucket), Collective.ALL_GATHER, size, time_s=time_s),
+                )
+            )
         return ChunkJob(forward=forward, backward=backward, buckets=tuple(reductions), gathers=tuple(gathers))
 
     @property

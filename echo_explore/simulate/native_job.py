@@ -105,13 +105,15 @@ class NativeJobBuilder:
 
     def _over_groups(self, priced: TimedGraph, pricer: Pricer) -> TimedGraph:
         graph, factor = priced.graph, self._what_if.axis_factor(Axis.DATA)
-        time_s, sigma_log = priced.time_s.copy(), priced.sigma_log.copy()
+        time_s, sigma_log, pair_class = priced.time_s.copy(), priced.sigma_log.copy(), priced.pair_class.copy()
         for row in np.flatnonzero(graph.is_collective).tolist():
             kind = Collective(int(graph.collective[row]))
             axis = Axis.EXPERT_DATA if kind == Collective.ALL_REDUCE else Axis.EXPERT
-            alone_s, sigma_log[row] = pricer.collective(axis, kind, float(graph.message_bytes[row]))
+            size = float(graph.message_bytes[row])
+            alone_s, sigma_log[row] = pricer.collective(axis, kind, size)
             time_s[row] = alone_s * factor
-        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=priced.pair_class)
+            pair_class[row] = pricer.traffic_class(axis, kind, size, time_s=float(time_s[row]))
+        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,7 @@ class NativeJobBuilder:
             graph=concatenate([p.graph for p in parts]),
             time_s=np.concatenate([p.time_s for p in parts]),
             sigma_log=np.concatenate([p.sigma_log for p in parts]),
+            pair_class=np.concatenate([p.pair_class for p in parts]),
         )
 
     def _sharded_chunk(self) -> ChunkJob:
@@ -197,6 +200,7 @@ class NativeJobBuilder:
                     time_s=time_s,
                     sigma_log=sigma,
                     ready_after=max(ends[parameters[index][1]] for index in bucket) - 1,
+                    traffic_class=self._pricer.traffic_class(Axis.DATA, Collective.ALL_REDUCE, size, time_s=time_s),
                 )
             )
         return ChunkJob(forward=forward, backward=backward, buckets=tuple(found))

@@ -3,8 +3,10 @@
 from typing import Protocol
 
 from echo_explore.comm.request import CollectiveRequest, CollectiveTime
+from echo_explore.comm.schedule import CollectivePlan
 from echo_explore.compute.times import KernelTimes
 from echo_explore.graph import ExecutionGraph, Trace
+from echo_explore.interference import Pairing
 from echo_explore.specs import ClusterSpec, DeviceSpec, StackProfile
 from echo_explore.tracing.request import TraceRequest
 
@@ -47,3 +49,21 @@ class CollectiveModel(Protocol):
 
     def collective_time(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectiveTime:
         """Seconds of one collective alone; 0 for one rank."""
+
+    def plan(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectivePlan:
+        """Its algorithm, protocol, channels (SMs) and chunks, for a group of two ranks or more."""
+
+
+class InterferenceModel(Protocol):
+    """How kernels and collectives on one GPU slow each other down."""
+
+    @property
+    def reference(self) -> str:
+        """Where its figures come from."""
+
+    @property
+    def version(self) -> int:
+        """Raised with every change of a figure."""
+
+    def pairing(self, device: DeviceSpec) -> Pairing:
+        """Starts a job on that GPU: collects what runs, then gives the factors."""

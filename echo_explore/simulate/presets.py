@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from echo_explore.comm import HierarchicalModel
-from echo_explore.comm.coefficient_file import has_comm_tables, has_compute_tables
 from echo_explore.compute import RooflineModel
+from echo_explore.core import SpecError
 from echo_explore.core.hashing import file_hash
 from echo_explore.core.home import find_data_file
-from echo_explore.interference import INTERFERENCE_MODELS
-from echo_explore.simulate.ports import Tracer
+from echo_explore.interference import INTERFERENCE_MODELS, PhysicalInterference
+from echo_explore.interference.coefficients import user_coefficients
+from echo_explore.simulate.ports import InterferenceModel, Tracer
 from echo_explore.simulate.simulator import Simulator
+from echo_explore.specs.base import read_toml
 
 DEFAULT_INTERFERENCE = "constant"
 
@@ -30,8 +32,7 @@ def default_simulator(
         calibration: a calibration file whose coefficients replace the shipped ones.
         allow_fallback: price a device that the calibration does not name from its specification alone.
     """
-    comm_only = calibration is not None and has_comm_tables(calibration) and not has_compute_tables(calibration)
-    if calibration and not comm_only:
+    if calibration is not None and _prices_kernels(calibration):
         compute = RooflineModel.from_file(calibration, allow_fallback=allow_fallback)
     else:
         compute = RooflineModel.shipped(allow_fallback=allow_fallback)
@@ -40,16 +41,30 @@ def default_simulator(
         tracer=tracer,
         compute=compute,
         collective=collective,
-        interference=INTERFERENCE_MODELS[interference](),
+        interference=_interference(interference, calibration),
         calibration=calibration_facts(calibration),
         allow_fallback=allow_fallback,
     )
 
 
+def _prices_kernels(calibration: Path) -> bool:
+    """Whether the file has tables of kernels, or none of anything else: then the reader says what is wrong."""
+    tables = {name for name, value in read_toml(calibration).items() if isinstance(value, dict)}
+    return bool(tables - {"comm", "interference"}) or not tables
+
+
+def _interference(name: str, calibration: Path | None) -> InterferenceModel:
+    if name not in INTERFERENCE_MODELS:
+        raise SpecError("interference", name, f"must be one of {', '.join(INTERFERENCE_MODELS)}", "name one of them")
+    if name == "physical" and calibration is not None:
+        return PhysicalInterference(coefficients=user_coefficients(calibration))
+    return INTERFERENCE_MODELS[name]()
+
+
 def calibration_facts(calibration: Path | None) -> dict[str, Any]:
     """Names and hashes of the calibration files in use."""
     facts: dict[str, Any] = {}
-    for name in ("compute", "comm"):
+    for name in ("compute", "comm", "interference"):
         path = find_data_file("calibrations", name)
         if path is not None:
             facts[name] = file_hash(path)

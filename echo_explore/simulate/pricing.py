@@ -4,29 +4,47 @@ import numpy as np
 
 from echo_explore.comm import CollectiveRequest
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, TimedGraph
+from echo_explore.interference import CodePairing, NoInterference, Pairing
+from echo_explore.interference.loads import Traffic
+from echo_explore.interference.physical import traffic_of, wire_bytes
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.specs.routing import Routing
 from echo_explore.topology import GroupShape, group_shape, pipeline_boundary
 
+NO_TRAFFIC = Traffic(num_channels=0, link_bytes_per_s=0.0, link_peak_bytes_per_s=0.0, burst_bytes=0.0, time_s=0.0)
+"""Of a group of one rank."""
+UNPAIRED = CodePairing(table=NoInterference().pair_table())
+"""Codes as classes, and no slowdown."""
+
 
 class Pricer:
     """Prices graphs for one candidate; collects what was extrapolated."""
 
     def __init__(
-        self, candidate: Candidate, *, compute: ComputeModel, collective: CollectiveModel, what_if: WhatIf
+        self,
+        candidate: Candidate,
+        *,
+        compute: ComputeModel,
+        collective: CollectiveModel,
+        what_if: WhatIf,
+        pairing: Pairing = UNPAIRED,
     ) -> None:
         self._candidate = candidate
         self._compute = compute
         self._collective = collective
         self._what_if = what_if
+        self._pairing = pairing
         self._shapes: dict[Axis, GroupShape] = {}
+        self._traffic: dict[tuple[GroupShape, Collective, float, DType, float], int] = {}
         self.extrapolated: dict[str, None] = {}
 
     def over(self, candidate: Candidate) -> "Pricer":
         """The same models for another candidate, without factors."""
-        return Pricer(candidate, compute=self._compute, collective=self._collective, what_if=WhatIf())
+        return Pricer(
+            candidate, compute=self._compute, collective=self._collective, what_if=WhatIf(), pairing=self._pairing
+        )
 
     def price(self, graph: ExecutionGraph) -> TimedGraph:
         """The graph with the time of each row alone."""
@@ -37,6 +55,7 @@ class Pricer:
             factor[op_class] = self._what_if.kernel_factor(op_class)
         time_s = kernels.time_s * factor[graph.op_class]
         sigma_log = kernels.sigma_log.copy()
+        pair_class = self._pairing.kernel_classes(graph, time_s)
         rows = np.flatnonzero(graph.kind == OpKind.COLLECTIVE)
         for row in rows.tolist():
             axis, kind = Axis(int(graph.axis[row])), Collective(int(graph.collective[row]))
@@ -45,7 +64,46 @@ class Pricer:
                 time_s[row], sigma_log[row] = self.exchange(axis, size, tuple(graph.dims[row].tolist()), dtype)
             else:
                 time_s[row], sigma_log[row] = self.collective(axis, kind, size, dtype)
-        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log)
+            pair_class[row] = self.traffic_class(axis, kind, size, dtype, time_s=float(time_s[row]))
+        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
+
+    def traffic_class(
+        self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE, *, time_s: float
+    ) -> int:
+        """What column of the interference table a collective over the group of `axis` has.
+
+        Args:
+            axis: of the group.
+            kind: of the collective.
+            message_bytes: nccl-tests' S.
+            dtype: of its elements.
+            time_s: its price.
+        """
+        shape = self.shape(axis)
+        key = (shape, kind, message_bytes, dtype, time_s)
+        if key not in self._traffic:
+            self._traffic[key] = self._traffic_class(shape, kind, message_bytes, dtype, time_s)
+        return self._traffic[key]
+
+    def _traffic_class(
+        self, shape: GroupShape, kind: Collective, message_bytes: float, dtype: DType, time_s: float
+    ) -> int:
+        if shape.num_ranks < 2 or time_s <= 0:
+            return self._pairing.traffic_class(kind, NO_TRAFFIC)
+        cluster = self._candidate.cluster
+        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
+        plan = self._collective.plan(request, cluster)
+        traffic = traffic_of(
+            num_channels=plan.num_sms,
+            chunk_bytes=plan.chunk_bytes,
+            message_bytes=message_bytes,
+            wire_bytes=wire_bytes(kind, message_bytes, shape.num_ranks),
+            num_ranks=shape.num_ranks,
+            in_domain=shape.num_nodes == 1,
+            time_s=time_s,
+            link_bytes_per_s=cluster.node.link_bandwidth_bytes_per_s,
+        )
+        return self._pairing.traffic_class(kind, traffic)
 
     def shape(self, axis: Axis) -> GroupShape:
         """Where the groups of an axis lie under the candidate's placement."""

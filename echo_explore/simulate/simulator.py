@@ -12,15 +12,17 @@ from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.graph import Trace
+from echo_explore.interference import Pairing, PairTable
+from echo_explore.interference.pairing import scaled
 from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
 from echo_explore.simulate.jobs import build_job
-from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
+from echo_explore.simulate.ports import CollectiveModel, ComputeModel, InterferenceModel, Tracer
 from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
-from echo_explore.timeline import InterferenceModel, PipelineJob, StepTimeline, simulate_step, write_perfetto
+from echo_explore.timeline import PipelineJob, StepTimeline, simulate_step, write_perfetto
 from echo_explore.tracing.request import request_of
 
 Fidelity = Literal["kernel", "block"]
@@ -42,6 +44,19 @@ class SimulationOptions:
 
 
 DEFAULT_OPTIONS = SimulationOptions()
+
+
+class _Scaled:
+    """What the timeline asks of a pairing, its slowdowns times the factor of `--what-if interference=`."""
+
+    def __init__(self, pairing: Pairing, factor: float) -> None:
+        self._pairing, self._factor = pairing, factor
+        self.reference, self.version = pairing.reference, pairing.version
+
+    def pair_table(self) -> PairTable:
+        """The factors of all that the job runs."""
+        table = self._pairing.pair_table()
+        return table if self._factor == 1.0 else scaled(table, self._factor)
 
 
 class Simulator:
@@ -77,13 +92,14 @@ class Simulator:
         start = time.perf_counter()
         trace = self.tracer.trace(request_of(candidate))
         traced = time.perf_counter()
-        pricer = Pricer(candidate, compute=self.compute, collective=self.collective, what_if=options.what_if)
+        pairing = self.interference.pairing(candidate.cluster.device)
+        pricer = self._pricer(candidate, options, pairing)
         job = build_job(candidate, trace, pricer, options.what_if)
         memory = memory_profile(candidate=candidate, trace=trace)
         priced = time.perf_counter()
         step = simulate_step(
             job,
-            interference=self.interference,
+            interference=_Scaled(pairing, options.what_if.interference_factor),
             fidelity=options.fidelity,
             fold=options.fold,
             record_spans=timeline is not None,
@@ -114,10 +130,24 @@ class Simulator:
             TraceError, MissingExtra, MissingCalibration: see `predict`.
         """
         self._check_calibrated(candidate)
-        pricer = Pricer(candidate, compute=self.compute, collective=self.collective, what_if=options.what_if)
+        pairing = self.interference.pairing(candidate.cluster.device)
+        pricer = self._pricer(candidate, options, pairing)
         job = build_job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
         return simulate_step(
-            job, interference=self.interference, fidelity=options.fidelity, fold=options.fold, record_spans=True
+            job,
+            interference=_Scaled(pairing, options.what_if.interference_factor),
+            fidelity=options.fidelity,
+            fold=options.fold,
+            record_spans=True,
+        )
+
+    def _pricer(self, candidate: Candidate, options: SimulationOptions, pairing: Pairing) -> Pricer:
+        return Pricer(
+            candidate,
+            compute=self.compute,
+            collective=self.collective,
+            what_if=options.what_if,
+            pairing=pairing,
         )
 
     def bounds(self, candidate: Candidate) -> LowerBounds:

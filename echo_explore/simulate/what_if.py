@@ -17,12 +17,16 @@ _AXES = {
 _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
 LARGEST_FACTOR = 1e6
 """Beyond this a factor is a slip, and sums of times lose their digits."""
-NAMES = ("compute", "communication", "host", *_AXES, *_CLASSES)
+NAMES = ("compute", "communication", "host", "interference", *_AXES, *_CLASSES)
+_WORDS = {("interference", "none"): 0.0}
+"""Words that stand for factors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Factors on times, 1 where not given: `compute=0.5` halves every kernel, `tensor=0` makes tensor traffic free."""
+    """Factors on times, 1 where not given: `compute=0.5` halves every kernel, `tensor=0` makes tensor traffic free,
+    `interference=0` or `none` lets kernels and transfers run beside each other at full speed.
+    """  # noqa: D205
 
     factors: dict[str, float] = field(default_factory=dict)
 
@@ -34,6 +38,11 @@ class WhatIf:
         """Factor on collectives and transfers of that axis."""
         name = next((n for n, axes in _AXES.items() if axis in axes), "")
         return self.factors.get("communication", 1.0) * self.factors.get(name, 1.0)
+
+    @property
+    def interference_factor(self) -> float:
+        """Factor on what kernels and transfers take longer because they share a GPU."""
+        return self.factors.get("interference", 1.0)
 
     @property
     def host_factor(self) -> float:
@@ -57,7 +66,7 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
         if name in factors:
             raise SpecError("what-if", text, f"{name} is given twice", "give each name once")
         try:
-            factor = float(value)
+            factor = _WORDS[name, value] if (name, value) in _WORDS else float(value)
         except ValueError:
             factor = math.nan
         if not 0 <= factor <= LARGEST_FACTOR:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from echo_explore.graph import OpKind, OpRow, Phase, TimedGraph, build_graph
-from echo_explore.interference import INTERFERENCE_MODELS
+from echo_explore.interference import NoInterference
 from echo_explore.timeline.blocks import _measure
 from echo_explore.timeline.program import checked_pairs
 from echo_explore.timeline.templates import expand, host_seconds
@@ -23,7 +23,7 @@ def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> Non
 def _body_s(rows: list[OpRow], times: list[float], host: list[float] | None) -> float:
     timed = TimedGraph(graph=build_graph(rows), time_s=np.array(times), sigma_log=np.zeros(len(rows)))
     template = expand(timed, host_row_s=None if host is None else np.array(host))
-    (body,), _ = _measure([template], checked_pairs(INTERFERENCE_MODELS["none"]()))
+    (body,), _ = _measure([template], checked_pairs(NoInterference()))
     return float(body.ops.duration_s.sum())
 
 
