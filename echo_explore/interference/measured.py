@@ -20,6 +20,7 @@ from echo_explore.core import SpecError
 from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients
 from echo_explore.interference.contention import kernel_slowdown
 from echo_explore.interference.loads import Chip, Floats, KernelLoads, Traffic
+from echo_explore.interference.residual import Residual
 from echo_explore.specs import ClusterSpec, load_cluster
 
 REQUIRED = ("gpu", "compute_class", "compute_kernel", "comm_kernel", "alone_us", "overlap_ratio")
@@ -181,9 +182,11 @@ class Scene:
     chip: Chip
     overlap_fraction: float
 
-    def slowdown(self, sharing: SharingCoefficients) -> float:
+    def slowdown(self, sharing: SharingCoefficients, residual: Residual | None = None) -> float:
         """Predicted slowdown of the whole kernel: 1 + r (s - 1), r its overlapping share."""
         beside = kernel_slowdown(self.kernel, self.traffic, self.chip, sharing)
+        if residual is not None:
+            beside = residual.applied(beside, self.kernel, self.traffic, self.chip)
         return 1.0 + self.overlap_fraction * (float(beside[0]) - 1.0)
 
 
@@ -208,7 +211,9 @@ def scenes_of(rows: Sequence[MeasuredOverlap], coefficients: InterferenceCoeffic
 def predicted_slowdowns(rows: Sequence[MeasuredOverlap], coefficients: InterferenceCoefficients) -> Floats:
     """(num_rows,) predicted slowdown of the whole kernel; nan for unknown GPUs."""
     scenes = scenes_of(rows, coefficients)
-    return np.array([np.nan if scene is None else scene.slowdown(coefficients.sharing) for scene in scenes])
+    return np.array(
+        [np.nan if scene is None else scene.slowdown(coefficients.sharing, coefficients.residual) for scene in scenes]
+    )
 
 
 def chip_of(cluster: ClusterSpec) -> Chip:

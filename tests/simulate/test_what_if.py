@@ -58,3 +58,10 @@ def test_everything_twice_as_slow_takes_twice_as_long() -> None:
     twice = WhatIf(factors={"compute": 2.0, "communication": 2.0, "host": 2.0})
     slow = simulator().predict(job, SimulationOptions(what_if=twice))
     assert slow.step_time_s == pytest.approx(2 * simulator().predict(job).step_time_s, rel=1e-9)
+
+
+def test_interference_none_is_a_factor_of_zero() -> None:
+    assert parse_what_if(["interference=none"]).interference_factor == 0.0
+    assert parse_what_if(["interference=0.5"]).interference_factor == 0.5
+    with pytest.raises(SpecError, match="what-if = 'compute=none'"):
+        parse_what_if(["compute=none"])

@@ -1,0 +1,121 @@
+"""Overlap tables and traces into calibrations: traces give rows, residuals learn what is there and nothing else."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_explore.calibration.overlap_trace import overlaps_of_trace
+from echo_explore.calibration.residual_fit import fit_residual
+from echo_explore.core import SpecError
+from echo_explore.interference.coefficients import shipped_coefficients, user_coefficients
+from echo_explore.interference.measured import MeasuredOverlap, predicted_slowdowns
+from tests.cli.conftest import cli  # noqa: F401
+from tests.cli.support import Cli
+
+
+def kernel(name: str, start_us: float, took_us: float, **arguments: object) -> dict[str, object]:
+    """An event of a trace."""
+    return {
+        "cat": "kernel", "name": name, "ts": start_us, "dur": took_us,
+        "args": {"device": 0, "grid": [216, 1, 1], "block": [256, 1, 1]} | arguments,
+    }  # fmt: skip
+
+
+def trace_file(folder: Path, events: list[dict[str, object]]) -> Path:
+    """A trace of an A100 with these kernels."""
+    path = folder / "trace.json"
+    devices = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+    path.write_text(json.dumps({"deviceProperties": devices, "traceEvents": events}), encoding="utf-8")
+    return path
+
+
+def test_a_trace_gives_kernels_alone_and_beside_communication(tmp_path: Path) -> None:
+    events = [
+        kernel("ampere_sgemm_128x64_tn", 0, 100),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_SIMPLE", 200, 150),
+        kernel("ampere_sgemm_128x64_tn", 210, 120),
+        kernel("vectorized_elementwise_kernel", 400, 10),
+        kernel("ampere_sgemm_128x64_tn", 340, 40),  # beside it for a quarter: counts neither way
+    ]
+    (row,) = overlaps_of_trace(trace_file(tmp_path, events))
+    assert row.cells["gpu"] == "NVIDIA A100-SXM4-80GB"
+    assert row.cells["compute_class"] == "gemm"
+    assert row.alone_s == pytest.approx(100e-6)
+    assert row.overlap_fraction == 1.0
+    assert row.slowdown == pytest.approx(1.2)
+    assert predicted_slowdowns([row], shipped_coefficients())[0] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([], "holds no GPU kernels"),
+        ([kernel("ampere_sgemm", 0, 10)], "no kernel ran both alone and beside communication"),
+    ],
+)
+def test_traces_that_say_nothing(tmp_path: Path, events: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        overlaps_of_trace(trace_file(tmp_path, events))
+
+
+def rows_slower_than_physics(factor: float, count: int) -> list[MeasuredOverlap]:
+    """Products beside all-reduces, slowed by `factor` more than the physical model says."""
+    rng = np.random.default_rng(0)
+    cells = {
+        "gpu": "NVIDIA A100-SXM4-80GB", "compute_class": "gemm", "compute_kernel": "ampere_sgemm_128x64_tn",
+        "comm_kernel": "ncclDevKernel_AllReduce_RING_SIMPLE", "grid": "", "block": "", "n_alone": "20",
+        "n_overlap": "20", "source": "made",
+    }  # fmt: skip
+    return [
+        MeasuredOverlap(cells=cells, alone_s=float(t), overlap_fraction=1.0, slowdown=factor * 108 / 84)
+        for t in rng.uniform(1e-4, 1e-2, count)
+    ]
+
+
+@pytest.mark.torch
+def test_a_residual_learns_what_the_physical_model_misses() -> None:
+    pytest.importorskip("torch")
+    fit = fit_residual(rows_slower_than_physics(1.25, 60), shipped_coefficients(), source="made")
+    assert fit.physical == pytest.approx(np.log(1.25), rel=1e-3)
+    assert fit.held_back < 0.25 * fit.physical
+    assert fit.helps
+
+
+@pytest.mark.torch
+def test_few_rows_teach_nothing() -> None:
+    with pytest.raises(SpecError, match="measured = 10: rows that count are fewer than 50"):
+        fit_residual(rows_slower_than_physics(1.2, 10), shipped_coefficients(), source="made")
+
+
+HEADER = "source,gpu,compute_class,compute_kernel,comm_kernel,alone_us,overlap_ratio,n_alone,n_overlap,slowdown\n"
+GEMM = "made,NVIDIA A100-SXM4-80GB,gemm,ampere_sgemm_128x64_tn,ncclDevKernel_AllReduce_RING_SIMPLE,{us},1.0,20,20,1.6\n"
+
+
+def test_validate_overlap_adds_a_column_and_prints_scores(cli: Cli) -> None:  # noqa: F811
+    Path("own.csv").write_text(HEADER + GEMM.format(us=900) * 6, encoding="utf-8")
+    done = cli("validate", "overlap", "own.csv", "--out", "predicted.csv")
+    assert done.code == 0, done.err
+    assert "mean over groups: 0.2187" in done.out  # log(1.6 / (108 / 84))
+    lines = Path("predicted.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == HEADER.strip() + ",predicted_slowdown"
+    assert float(lines[1].rsplit(",", 1)[1]) == pytest.approx(108 / 84, rel=1e-5)
+
+
+@pytest.mark.torch
+def test_calibrate_overlap_writes_what_validate_and_predict_take(cli: Cli) -> None:  # noqa: F811
+    pytest.importorskip("torch")
+    Path("own.csv").write_text(HEADER + "".join(GEMM.format(us=100 + 10 * i) for i in range(60)), encoding="utf-8")
+    done = cli("calibrate", "overlap", "own.csv", "--out", "own.toml")
+    assert done.code == 0, done.err
+    assert user_coefficients(Path("own.toml")).residual is not None
+    done = cli("validate", "overlap", "own.csv", "--out", "predicted.csv", "--calibration", "own.toml")
+    assert float(done.out.split("mean over groups: ")[1][:6]) < 0.05
+
+
+def test_calibrate_overlap_refuses_what_it_cannot_use(cli: Cli) -> None:  # noqa: F811
+    Path("bad.csv").write_text(HEADER + GEMM.format(us="fast"), encoding="utf-8")
+    done = cli("calibrate", "overlap", "bad.csv", "--out", "own.toml")
+    assert done.code == 2
+    assert "bad.csv: line 2: alone_us = 'fast': must be a finite number" in done.err

@@ -1,0 +1,70 @@
+"""The learned residual: bounded, never below 1, silent where physics sees nothing; bad arrays are named."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_explore.calibration.overlap import write_user_calibration
+from echo_explore.core import SpecError
+from echo_explore.interference.coefficients import shipped_coefficients, user_coefficients
+from echo_explore.interference.residual import FEATURES, LIMIT, Residual, read_residual
+from tests.interference.test_contention import CHIP, RING, kernels
+
+
+def residual(bias: float, hidden: int = 3) -> Residual:
+    """One that adds nearly the same to every kernel."""
+    width = len(FEATURES)
+    return Residual(
+        mean=np.zeros(width), spread=np.ones(width), hidden=np.zeros((hidden, width)), hidden_bias=np.zeros(hidden),
+        out=np.array([0.0] * hidden + [bias]), source="made",
+    )  # fmt: skip
+
+
+@given(st.floats(-50, 50), st.floats(1.0, 20.0))
+def test_it_is_bounded_and_never_a_speed_up(bias: float, factor: float) -> None:
+    moved = residual(bias).applied(np.array([factor]), kernels(0.3, 0.0, 24.0), RING, CHIP)[0]
+    assert moved >= 1.0
+    assert abs(np.log(moved / factor)) <= LIMIT + 1e-9
+
+
+def test_what_is_not_slowed_stays_so() -> None:
+    assert residual(3.0).applied(np.array([1.0]), kernels(0.3, 0.0, 24.0), RING, CHIP) == pytest.approx([1.0])
+
+
+def test_a_calibration_file_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    shipped = shipped_coefficients()
+    write_user_calibration(path, shipped, residual(0.5))
+    read = user_coefficients(path)
+    assert read.sharing == shipped.sharing
+    assert read.num_channels == dict(shipped.num_channels)
+    assert read.residual is not None
+    inputs = np.ones((2, len(FEATURES)))
+    assert read.residual.log_correction(inputs) == pytest.approx(residual(0.5).log_correction(inputs), abs=1e-5)
+    with pytest.raises(SpecError, match="exists, and nothing is overwritten"):
+        write_user_calibration(path, shipped, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spread": [0.0] * len(FEATURES)}, r"residual.spread = .*must be above 0"),
+        ({"mean": [1.0]}, r"residual.mean = \(1,\): must have the shape \(8,\)"),
+        ({"out": "no"}, "residual.out = .*must hold finite numbers in 1 dimensions"),
+        ({"hidden": [[1.0]]}, "residual.hidden = 1: must have 8 columns"),
+        ({"weights": []}, "residual.weights = .*is not a known key"),
+    ],
+)
+def test_bad_arrays(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        read_residual(residual(0.0).to_toml() | change, "own.toml: residual")
+
+
+def test_a_missing_array() -> None:
+    table = residual(0.0).to_toml()
+    del table["out"]
+    with pytest.raises(SpecError, match=r"residual.out = '\(missing\)'"):
+        read_residual(table, "own.toml: residual")
