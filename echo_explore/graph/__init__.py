@@ -1,5 +1,6 @@
 """Execution graphs as column arrays, traces made of pieces, and passes over them."""
 
+from echo_explore.graph.backward_split import input_rows, select_rows
 from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces, forward_graph
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
@@ -27,8 +28,10 @@ __all__ = [
     "chunk_pieces",
     "concatenate",
     "forward_graph",
+    "input_rows",
     "load_graph",
     "load_trace",
     "save_graph",
     "save_trace",
+    "select_rows",
 ]

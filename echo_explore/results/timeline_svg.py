@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_explore.core import SpecError, format_seconds
+from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline import Span, StepTimeline
 from echo_explore.timeline.ops import Charge, Stream
-from echo_explore.timeline.schedules import FORWARD
 
 MAX_BARS: Final = 12_000
 """At about 22 bytes a bar the picture stays below 300 KB."""
@@ -27,11 +27,14 @@ _FILLS: Final = {
     "forward, odd chunks": "#8db4ea",
     "backward": "#3f9c5a",
     "backward, odd chunks": "#86c79a",
+    "weight gradients": "#b7d8a0",
+    "weight gradients, odd chunks": "#d5e8c8",
     "optimizer": "#d9a13b",
     "between stages": "#7a5bb5",
     "data parallel": "#cf5c4a",
 }
 """Colour by what a bar is, in the order of the legend."""
+_PASSES: Final = {int(PassKind.FORWARD): "forward", int(PassKind.BACKWARD_WEIGHT): "weight gradients"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def _bars(timeline: StepTimeline) -> list[_Bar]:
             what = "data parallel" if span.charge == Charge.DATA else "between stages"
             bars.append(_Bar(rank_class=span.rank_class, what=what, start_s=span.start_s, end_s=span.end_s))
     for (rank_class, phase, chunk, micro_batch), spans in blocks.items():
-        what = ("forward" if phase == FORWARD else "backward") + (", odd chunks" if chunk % 2 else "")
+        what = _PASSES.get(phase, "backward") + (", odd chunks" if chunk % 2 else "")
         start, end = min(span.start_s for span in spans), max(span.end_s for span in spans)
         bars.append(_Bar(rank_class=rank_class, what=what, start_s=start, end_s=end, label=str(micro_batch)))
     for rank_class, spans in last.items():

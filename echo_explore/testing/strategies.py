@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.graph.execution_graph import Floats
-from echo_explore.timeline import ChunkJob, GradientBucket, ParameterGather, PipelineJob, Schedule, StageJob
+from echo_explore.timeline import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
+from echo_explore.timeline.schedules import default_schedule
+from echo_explore.timeline.split import split_rows
 
 Item = tuple[str, float]
 """A row of a synthetic graph: what it is, and its seconds; see `timed_graph`."""
@@ -73,6 +75,18 @@ class TableInterference:
         return self
 
 
+OTHER_SCHEDULES = {"gpipe": 1, "zb-h1": 1, "zbv": 2, "dualpipev": 2}
+"""Schedules besides Megatron's, with the chunks of a stage that they need."""
+
+
+def split_backward(whole: TimedGraph, leads: Sequence[bool]) -> SplitBackward:
+    """The backward in two passes, the rows in `leads` first; a wait goes with what it waits for."""
+    mask = np.array(leads, dtype=np.bool_)
+    waits = whole.graph.awaits >= 0
+    mask[waits] = mask[whole.graph.awaits[waits]]
+    return split_rows(whole, mask)
+
+
 def interference(compute: float = 1.0, collective: float = 1.0) -> TableInterference:
     """One factor for every kernel beside any collective, and one for every collective beside any kernel."""
     return TableInterference(compute=np.full((16, 16), compute), collective=np.full((16, 16), collective))
@@ -103,9 +117,12 @@ def pipeline_jobs(
     draw: st.DrawFn, *, max_stages: int = 4, max_micro_batches: int = 8, data_parallel: bool = True
 ) -> PipelineJob:
     """Small jobs of any schedule, with uneven stages, data-parallel traffic and epilogues that meet."""
-    num_stages = draw(st.integers(1, max_stages))
-    num_chunks = draw(st.integers(1, 3)) if num_stages > 1 else 1
-    if num_chunks > 1:
+    schedule = draw(st.sampled_from(["megatron", "megatron", *OTHER_SCHEDULES]))
+    num_stages = draw(st.integers(1 if schedule == "megatron" else 2, max_stages))
+    num_chunks = OTHER_SCHEDULES.get(schedule, 0) or (draw(st.integers(1, 3)) if num_stages > 1 else 1)
+    if schedule == "dualpipev":
+        num_micro_batches = draw(st.integers(2 * num_stages, 2 * num_stages + 4))
+    elif schedule == "megatron" and num_chunks > 1:
         num_micro_batches = num_stages * draw(st.integers(1, max(1, max_micro_batches // num_stages)))
     else:
         num_micro_batches = draw(st.integers(1, max_micro_batches))
@@ -129,10 +146,9 @@ def pipeline_jobs(
                 epilogue=timed_graph(draw(_epilogues(s, num_stages)), phase=Phase.OPTIMIZER),
             )
         )
-    schedule: Schedule = "no-pipelining" if num_stages == 1 else "1f1b" if num_chunks == 1 else "interleaved"
     return PipelineJob(
         stages=tuple(stages),
-        schedule=schedule,
+        schedule=default_schedule(num_stages, num_chunks) if schedule == "megatron" else schedule,
         num_micro_batches=num_micro_batches,
         overlap_grad_reduce=draw(st.booleans()),
         overlap_param_gather=draw(st.booleans()),
@@ -159,9 +175,11 @@ def _chunks(draw: st.DrawFn, forward: list[Item], backward: list[Item], *, data_
             ParameterGather(message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row)
             for row in needed
         ]
+    whole = timed_graph(backward, phase=Phase.BACKWARD)
     return ChunkJob(
         forward=timed_graph(forward),
-        backward=timed_graph(backward, phase=Phase.BACKWARD),
+        backward=whole,
+        split=split_backward(whole, draw(st.lists(st.booleans(), min_size=len(backward), max_size=len(backward)))),
         buckets=tuple(buckets),
         gathers=tuple(gathers),
     )
@@ -183,6 +201,8 @@ def equal_stages_job(
     num_chunks: int = 1,
     forward: Sequence[Item] = (("gemm", 1.0),),
     backward: Sequence[Item] = (("gemm", 2.0),),
+    weight: Sequence[Item] = (),
+    schedule: str = "",
     buckets: tuple[GradientBucket, ...] = (),
     gathers: tuple[ParameterGather, ...] = (),
     send_s: float = 0.0,
@@ -190,10 +210,15 @@ def equal_stages_job(
     overlap_data: bool = True,
     host_call_s: float = 0.0,
 ) -> PipelineJob:
-    """A job whose stages are all alike, with an empty epilogue."""
+    """A job whose stages are all alike, with an empty epilogue.
+
+    With `weight` the backward is `backward` and then those rows, and may be split there.
+    """
+    whole = timed_graph([*backward, *weight], phase=Phase.BACKWARD)
     chunk = ChunkJob(
         forward=timed_graph(forward),
-        backward=timed_graph(backward, phase=Phase.BACKWARD),
+        backward=whole,
+        split=split_backward(whole, [True] * len(backward) + [False] * len(weight)) if weight else None,
         buckets=buckets,
         gathers=gathers,
     )
@@ -208,7 +233,7 @@ def equal_stages_job(
     )
     return PipelineJob(
         stages=(stage,) * num_stages,
-        schedule="no-pipelining" if num_stages == 1 else "1f1b" if num_chunks == 1 else "interleaved",
+        schedule=schedule or default_schedule(num_stages, num_chunks),
         num_micro_batches=num_micro_batches,
         overlap_grad_reduce=overlap_data,
         overlap_param_gather=overlap_data,

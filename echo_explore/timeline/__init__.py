@@ -3,7 +3,7 @@
 from echo_explore.timeline.blocks import Fidelity
 from echo_explore.timeline.bound import cheap_bound, step_time_lower_bound
 from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
-from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, Schedule, StageJob
+from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
 from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
 from echo_explore.timeline.schedules import schedule_order
@@ -20,8 +20,8 @@ __all__ = [
     "PairTable",
     "ParameterGather",
     "PipelineJob",
-    "Schedule",
     "Span",
+    "SplitBackward",
     "StageJob",
     "StepTimeline",
     "cheap_bound",

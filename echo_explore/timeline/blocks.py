@@ -10,11 +10,12 @@ import numpy as np
 from echo_explore.graph import TimedGraph
 from echo_explore.graph.coalesce import coalesce
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.job import ChunkJob, PipelineJob
+from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
 from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, rank_ops, run_program
-from echo_explore.timeline.schedules import BACKWARD, FORWARD
 from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds
 
 Fidelity = Literal["kernel", "block"]
@@ -27,7 +28,8 @@ class Blocks:
     """Templates of all forwards and backwards.
 
     Attributes:
-        which: (num_stages, 2, num_chunks) number of the distinct block, by stage, phase and chunk.
+        which: (num_stages, NUM_KINDS, num_chunks) number of the distinct block, by stage, PassKind and chunk; -1 where
+            the schedule has none.
         expanded: templates with all rows, by distinct block.
         collapsed: templates of one body, by distinct block.
         row_of: by distinct block, row of `expanded` that a row of the job's graph is in.
@@ -57,10 +59,24 @@ def _content(timed: TimedGraph) -> bytes:
     return digest.digest()
 
 
-def _broken_rows(chunk: ChunkJob, phase: int) -> tuple[int, ...]:
-    if phase == FORWARD:
+def _graphs(chunk: ChunkJob, kinds: Sequence[PassKind]) -> list[tuple[PassKind, TimedGraph]]:
+    """The graph of every kind of pass that the chunk runs."""
+    graphs = {PassKind.FORWARD: chunk.forward, PassKind.BACKWARD: chunk.backward}
+    if chunk.split is not None:
+        graphs |= {PassKind.BACKWARD_INPUT: chunk.split.input, PassKind.BACKWARD_WEIGHT: chunk.split.weight}
+    return [(kind, graphs[kind]) for kind in kinds]
+
+
+def _broken_rows(chunk: ChunkJob, kind: PassKind) -> tuple[int, ...]:
+    """Rows of a pass at which something outside waits or starts."""
+    if kind == PassKind.FORWARD:
         return tuple(sorted({gather.needed_before for gather in chunk.gathers}))
-    return tuple(sorted({bucket.ready_after for bucket in chunk.buckets}))
+    ready = sorted({bucket.ready_after for bucket in chunk.buckets})
+    if kind == PassKind.BACKWARD:
+        return tuple(ready)
+    if kind == PassKind.BACKWARD_WEIGHT and chunk.split is not None:
+        return tuple(sorted({int(row) for row in chunk.split.weight_row[ready] if row >= 0}))
+    return ()
 
 
 def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks:
@@ -72,14 +88,16 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
         fidelity: "kernel": rows as traced; "block": kernels between communications coalesced.
     """
     num_chunks = len(job.stages[0].chunks)
-    which = np.zeros((len(job.stages), 2, num_chunks), dtype=np.int64)
+    which = np.full((len(job.stages), NUM_KINDS, num_chunks), -1, dtype=np.int64)
+    orders = schedule_of(job, job.num_micro_batches).orders
     known: dict[tuple[bytes, tuple[int, ...]], int] = {}
     contents: dict[int, bytes] = {}
     expanded: list[Template] = []
     row_of: list[Ints] = []
     for s, stage in enumerate(job.stages):
+        kinds = [PassKind(kind) for kind in np.unique(orders[s].phase)]
         for v, chunk in enumerate(stage.chunks):
-            for phase, timed in ((FORWARD, chunk.forward), (BACKWARD, chunk.backward)):
+            for phase, timed in _graphs(chunk, kinds):
                 content = contents.get(id(timed)) or contents.setdefault(id(timed), _content(timed))
                 broken = _broken_rows(chunk, phase) if fidelity == "block" else ()
                 number = known.setdefault((content, broken), len(expanded))
@@ -90,8 +108,8 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                 if fidelity == "block":
                     coarse = coalesce(
                         timed,
-                        break_before=broken if phase == FORWARD else (),
-                        break_after=broken if phase == BACKWARD else (),
+                        break_before=broken if phase == PassKind.FORWARD else (),
+                        break_after=broken if phase != PassKind.FORWARD else (),
                     )
                     timed, rows = coarse.timed, coarse.row_of
                 host = host_row_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)

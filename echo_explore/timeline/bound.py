@@ -8,8 +8,10 @@ import numpy as np
 from echo_explore.core import SpecError
 from echo_explore.graph import TimedGraph
 from echo_explore.graph.execution_graph import Floats
+from echo_explore.specs.schedules import posts_receives
 from echo_explore.timeline.checks import check_job
-from echo_explore.timeline.job import PipelineJob, StageJob
+from echo_explore.timeline.job import ChunkJob, PipelineJob, StageJob
+from echo_explore.timeline.layout import schedule_of
 from echo_explore.timeline.templates import host_seconds
 
 
@@ -44,6 +46,14 @@ def _block_s(job: PipelineJob, timed: TimedGraph) -> float:
     return max(float(_serial_s(timed)[-1]), host_s)
 
 
+def _backward_s(job: PipelineJob, chunk: ChunkJob, *, split: bool) -> float:
+    """Least seconds of the backward of a chunk, run in one pass or in two."""
+    whole_s = _block_s(job, chunk.backward)
+    if not split or chunk.split is None:
+        return whole_s
+    return min(whole_s, _block_s(job, chunk.split.input) + _block_s(job, chunk.split.weight))
+
+
 def _stage_bound(job: PipelineJob, stage: StageJob, at: int) -> _StageBound:
     num_stages, num_chunks = len(job.stages), len(stage.chunks)
     m = job.num_micro_batches
@@ -54,7 +64,8 @@ def _stage_bound(job: PipelineJob, stage: StageJob, at: int) -> _StageBound:
     if not job.overlap_p2p:
         sends_forward = num_chunks - (at == num_stages - 1)
         sends_backward = num_chunks - (at == 0)
-        busy_s += m * (sends_forward * stage.send_forward_s + sends_backward * stage.send_backward_s)
+        directions = (sends_forward * stage.send_forward_s, sends_backward * stage.send_backward_s)
+        busy_s += m * (sum(directions) if num_chunks == 1 else max(directions))  # interleaving sends both ways at once
         held_s = send_s
     epilogue_s = float(_serial_s(stage.epilogue)[-1]) + job.host_step_s
     return _StageBound(
@@ -92,14 +103,16 @@ def step_time_lower_bound(job: PipelineJob) -> float:
         T >= max_s [ sum_{k<s} (f_k + t_k) + b_s + max_{j<=s} ( sum_{j<=k<s} (t_{k+1} + g_k) + e_j ) ]
 
     Stage s starts after the first forward has come through the stages before it, is held for b_s, and ends with a
-    backward of chunk 0, after which the stages before it still have theirs to do. Valid for every schedule here: all
-    start with a forward and end with a backward of chunk 0. A forward or backward counts with its kernels and
-    synchronous collectives, or its launches if they take longer.
+    backward of chunk 0, after which the stages before it still have theirs to do. That holds for 1F1B and interleaved
+    1F1B, which start with a forward and end with a backward of chunk 0. For other orders see `_bound_of_any_order`. A
+    forward or backward counts with its kernels and synchronous collectives, or its launches if they take longer.
 
     Raises:
         SpecError: the job is not well formed.
     """
     check_job(job)
+    if posts_receives(job.schedule):
+        return _bound_of_any_order(job)
     stages = [_stage_bound(job, stage, at) for at, stage in enumerate(job.stages)]
     best, fill_s = 0.0, 0.0
     for s, stage in enumerate(stages):
@@ -111,6 +124,34 @@ def step_time_lower_bound(job: PipelineJob) -> float:
             rest_s = max(rest_s, drain_s + held_s + stages[k].tail_s)
         best = max(best, fill_s + stage.busy_s + rest_s)
         fill_s += stage.forward_s
+    return best
+
+
+def _bound_of_any_order(job: PipelineJob) -> float:
+    """Seconds below which no step lies, whatever the order of its passes.
+
+    T >= max_s [ sum_{c < c_s} (f_c + t_c) + b_s + w_s ]: stage s starts once the first forward has come through all
+    chunks before its own first chunk c_s (transfers between stages included), is held for all its passes b_s, and by
+    its epilogue; w_s has the bucket reductions too where they run behind the last backward.
+    """
+    schedule = schedule_of(job, job.num_micro_batches)
+    stage_of, chunk_of = schedule.stage_and_chunk()
+    reached_s = [0.0]
+    for c in range(len(stage_of) - 1):
+        stage = job.stages[int(stage_of[c])]
+        send_s = stage.send_forward_s if stage_of[c] != stage_of[c + 1] else 0.0
+        reached_s.append(reached_s[-1] + _block_s(job, stage.chunks[int(chunk_of[c])].forward) + send_s)
+    best = 0.0
+    for s, stage in enumerate(job.stages):
+        passes_s = sum(
+            _block_s(job, chunk.forward) + _backward_s(job, chunk, split=schedule.splits_backward)
+            for chunk in stage.chunks
+        )
+        after_s = float(_serial_s(stage.epilogue)[-1]) + job.host_step_s
+        if not job.overlap_grad_reduce:
+            after_s += sum(bucket.time_s for chunk in stage.chunks for bucket in chunk.buckets)
+        fill_s = reached_s[int(schedule.placement[s].min())]
+        best = max(best, fill_s + job.num_micro_batches * passes_s + after_s)
     return best
 
 

@@ -4,7 +4,7 @@ import math
 
 from echo_explore.core import SpecError
 from echo_explore.timeline.job import ChunkJob, PipelineJob
-from echo_explore.timeline.schedules import check_schedule
+from echo_explore.timeline.layout import schedule_of
 
 
 def check_job(job: PipelineJob) -> None:
@@ -19,12 +19,9 @@ def check_job(job: PipelineJob) -> None:
     num_chunks = {len(stage.chunks) for stage in job.stages}
     if len(num_chunks) > 1:
         raise SpecError("stages.chunks", sorted(num_chunks), "all stages need as many chunks", "split the layers alike")
-    virtual, pipeline = num_chunks.pop(), len(job.stages)
-    check_schedule(pipeline_parallel=pipeline, virtual_pipeline=virtual, num_micro_batches=job.num_micro_batches)
-    fits = {"no-pipelining": pipeline == 1, "1f1b": virtual == 1, "interleaved": virtual > 1}
-    if not fits.get(job.schedule, False):
-        right = "no-pipelining" if pipeline == 1 else "interleaved" if virtual > 1 else "1f1b"
-        raise SpecError("schedule", job.schedule, f"does not fit {pipeline} stages of {virtual} chunks", f"use {right}")
+    schedule = schedule_of(job, job.num_micro_batches)
+    if schedule.splits_backward and any(chunk.split is None for stage in job.stages for chunk in stage.chunks):
+        raise SpecError("schedule", job.schedule, "needs every backward in two passes", "give ChunkJob.split")
     _check_seconds("host_call_s", job.host_call_s)
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
     _check_seconds("host_step_s", job.host_step_s)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.specs.schedules import SCHEDULES, PassKind
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Times
-from echo_explore.timeline.schedules import BACKWARD
 
 _EQUAL = 1e-9  # of the period: after any number of periods the error stays below this share of the step
 _GROWTH = 2  # next try is that much longer: all tries together cost at most twice the last
@@ -47,6 +47,9 @@ def _is_interleaved(job: PipelineJob) -> bool:
 def trial_lengths(job: PipelineJob) -> Iterator[int]:
     """Numbers of micro-batches to try, short first, the job's own last."""
     p = len(job.stages)
+    if job.schedule not in SCHEDULES or not SCHEDULES[job.schedule].is_periodic:
+        yield job.num_micro_batches
+        return
     length = 7 * p if _is_interleaved(job) else 3 * p + 4
     while length + 2 * p < job.num_micro_batches:
         yield length
@@ -71,8 +74,8 @@ def _period(step: StepProgram, times: Times, *, last: int, window: int, micro_ba
     first = last - window + 1
     if first - micro_batches < 1:
         return None
-    now = step.layout.at[..., first : last + 1]
-    before = step.layout.at[..., first - micro_batches : last + 1 - micro_batches]
+    now = step.layout.at[:, : PassKind.BACKWARD + 1, :, first : last + 1]
+    before = step.layout.at[:, : PassKind.BACKWARD + 1, :, first - micro_batches : last + 1 - micro_batches]
     if step.is_expanded[now].any() or step.is_expanded[before].any():
         return None
     early = times.start_s[step.entry[before]].min()
@@ -85,7 +88,7 @@ def _period(step: StepProgram, times: Times, *, last: int, window: int, micro_ba
     length = float(shift.flat[0])
     if length <= 0 or not (_near(shift, length) and _near(sent, length)):
         return None
-    at: Ints = step.entry[step.layout.at[:, BACKWARD, 0, [last - micro_batches, last]]]
+    at: Ints = step.entry[step.layout.at[:, PassKind.BACKWARD, 0, [last - micro_batches, last]]]
     return Period(
         micro_batches=micro_batches, length_s=length, from_s=times.start_s[at[:, 0]], to_s=times.start_s[at[:, 1]]
     )

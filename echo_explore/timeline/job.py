@@ -1,11 +1,9 @@
 """What the timeline simulates: a rank class per pipeline stage, its timed chunks, transfers, the end of the step."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from echo_explore.graph import Collective, TimedGraph
-
-Schedule = Literal["no-pipelining", "1f1b", "interleaved"]
+from echo_explore.graph.execution_graph import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +54,33 @@ class ParameterGather:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitBackward:
+    """The rows of a backward in two passes.
+
+    Attributes:
+        input: rows that lead to the gradient of the chunk's input.
+        weight: the other rows, which only gradients of weights need.
+        weight_row: (num_rows of the backward,) last row of `weight` that is this row or before it, -1 for none.
+    """
+
+    input: TimedGraph
+    weight: TimedGraph
+    weight_row: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkJob:
     """One model chunk of a stage: what a micro-batch costs, and its data-parallel traffic once a step.
 
     Attributes:
+        split: the backward in two passes, for schedules that run them apart.
         buckets: in launch order (last layers first); empty at data-parallel 1.
         gathers: in order of need; used where gathers overlap the forward, else they are in the stage's epilogue.
     """
 
     forward: TimedGraph
     backward: TimedGraph
+    split: SplitBackward | None = None
     buckets: tuple[GradientBucket, ...] = ()
     gathers: tuple[ParameterGather, ...] = ()
 
@@ -76,7 +91,7 @@ class StageJob:
 
     Attributes:
         multiplicity: ranks in the class.
-        chunks: by virtual pipeline chunk; chunk v of stage p is model chunk v * pp + p.
+        chunks: by virtual pipeline chunk; which chunk of the model that is, the schedule says.
         send_forward_s: of an activation to the next chunk's stage, alone.
         send_backward_s: of a gradient to the previous chunk's stage, alone.
         send_sigma_log: of both.
@@ -98,6 +113,8 @@ class PipelineJob:
     """A whole step of a job.
 
     Attributes:
+        schedule: name of `specs.schedules.SCHEDULES`, or "custom".
+        schedule_lines: orders of "custom", one line a stage.
         overlap_grad_reduce: bucket reductions start as soon as ready in the last backward of their chunk, on their own
             stream; else they run after the last backward of the stage, one after the other.
         overlap_param_gather: gathers run beside the first forward.
@@ -109,7 +126,7 @@ class PipelineJob:
     """
 
     stages: tuple[StageJob, ...]
-    schedule: Schedule
+    schedule: str
     num_micro_batches: int
     overlap_grad_reduce: bool
     overlap_param_gather: bool
@@ -117,3 +134,4 @@ class PipelineJob:
     host_call_s: float
     host_backward_call_s: float
     host_step_s: float
+    schedule_lines: tuple[str, ...] = ()

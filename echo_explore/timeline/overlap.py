@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Pairs, Times
-from echo_explore.timeline.schedules import BACKWARD, FORWARD
 
 
 def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
@@ -29,13 +29,12 @@ def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
 def first_guess(job: PipelineJob, layout: Layout) -> npt.NDArray[np.bool_]:
     """(num_blocks,) blocks to run row by row at first: those that start or await data-parallel traffic."""
     is_expanded = np.zeros(layout.num_blocks, dtype=np.bool_)
-    last = layout.at.shape[3] - 1
     for s, stage in enumerate(job.stages):
         for v, chunk in enumerate(stage.chunks):
             if chunk.gathers and job.overlap_param_gather:
-                is_expanded[layout.at[s, FORWARD, v, 0]] = True
+                is_expanded[layout.at[s, PassKind.FORWARD, v, 0]] = True
             if chunk.buckets and job.overlap_grad_reduce:
-                is_expanded[layout.at[s, BACKWARD, v, last]] = True
+                is_expanded[layout.last_gradient(s, v)] = True
     return is_expanded
 
 

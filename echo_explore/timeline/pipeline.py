@@ -49,8 +49,6 @@ class StepProgram:
 def build_step(job: PipelineJob, blocks: Blocks, layout: Layout, is_expanded: npt.NDArray[np.bool_]) -> StepProgram:
     """The program of the step.
 
-    # Approximation: a transfer starts when its block ends, whether or not the peer already waits for it
-    # (under-estimates where a send without buffer holds the sender back).
     # Approximation: transfers between stages slow no kernel (under-estimates).
 
     Args:

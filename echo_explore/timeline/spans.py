@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_explore.graph import Collective
+from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Times
-from echo_explore.timeline.schedules import FORWARD
+from echo_explore.timeline.schedules import PASS_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Span:
         stream: where it ran.
         name: what ran.
         charge: what its time is charged to, if nothing more important runs.
-        phase: FORWARD or BACKWARD of `schedules`, -1 where it does not apply.
+        phase: PassKind, -1 where it does not apply.
         micro_batch: -1 where it does not apply.
         chunk: -1 where it does not apply.
         start_s: from the start of the step.
@@ -76,7 +77,7 @@ def _names_of_extras(step: StepProgram) -> _Names:
     block_of: dict[int, int] = {}
     for block in np.flatnonzero(step.send_of >= 0).tolist():
         op = int(step.send_of[block])
-        text[op] = "send forward" if step.layout.phase[block] == FORWARD else "send backward"
+        text[op] = "send forward" if step.layout.phase[block] == PassKind.FORWARD else "send backward"
         block_of[op] = block
     for prefix, ops in (("parameter gather", step.gathers), ("gradient bucket", step.buckets)):
         for number, op in enumerate(ops.tolist()):
@@ -90,8 +91,7 @@ def _name(step: StepProgram, op: int, known: str | None) -> str:
     program = step.program
     charge = int(program.ops.charge[op])
     if charge == Charge.BODY:
-        block = int(program.copy[op])
-        return "forward" if step.layout.phase[block] == FORWARD else "backward"
+        return PASS_NAMES[PassKind(int(step.layout.phase[int(program.copy[op])]))]
     if charge == Charge.HOST:
         return "host"
     template = step.pool.templates[int(step.body_of_source[program.source[op]])]

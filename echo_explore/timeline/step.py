@@ -135,7 +135,8 @@ def _run_collapsed(
     sensitive = is_sensitive(job, blocks, pairs)
     is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout)
     if detail_first:
-        is_expanded[layout.at[..., 0]] = True
+        first = layout.at[..., 0]
+        is_expanded[first[first >= 0]] = True
     num_ops = 0
     while True:
         step = build_step(job, blocks, layout, is_expanded)

@@ -3,12 +3,13 @@
 import numpy as np
 
 from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.specs.schedules import PassKind, posts_receives
 from echo_explore.timeline.blocks import Blocks
-from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.exchange import exchange_points
+from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.ops import Charge, Ops, Stream
 from echo_explore.timeline.program import Copies
-from echo_explore.timeline.schedules import BACKWARD, FORWARD
 
 
 class Extras:
@@ -69,27 +70,33 @@ class Extras:
 
 def _next_entry(layout: Layout, copies: Copies, block: Ints) -> Ints:
     """First op of what the stage runs after a block: its next block or its epilogue."""
-    ends_stage = (block + 1) % layout.per_stage == 0
+    ends_stage = block + 1 == layout.first[layout.stage[block] + 1]
     return copies.entry[np.where(ends_stage, layout.num_blocks + layout.stage[block], block + 1)]
 
 
 def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) -> Ints:
-    """(num_blocks,) op of the transfer to the next or previous chunk of the model after each block, -1 for none."""
+    """(num_blocks,) op of the transfer to the next or previous chunk of the model after each block, -1 for none.
+
+    A transfer starts when sender and receiver have both launched it, and the receiver's block starts after it. A chunk
+    that hands over to one of its own stage sends nothing.
+    """
     num_stages, num_chunks = len(job.stages), len(job.stages[0].chunks)
     send_of = np.full(layout.num_blocks, -1, dtype=np.int64)
     forward_s = np.array([stage.send_forward_s for stage in job.stages])
     backward_s = np.array([stage.send_backward_s for stage in job.stages])
     sigma = np.array([stage.send_sigma_log for stage in job.stages])
-    model_chunk = layout.chunk * num_stages + layout.stage
-    is_forward = layout.phase == FORWARD
+    stage_of, chunk_of = layout.schedule.stage_and_chunk()
+    is_forward = layout.phase == PassKind.FORWARD
+    is_gradient = (layout.phase == PassKind.BACKWARD) | (layout.phase == PassKind.BACKWARD_INPUT)
+    points = exchange_points(job, layout)
     for stream, sends, seconds, turn in (
-        (Stream.SEND_FORWARD, is_forward & (model_chunk < num_stages * num_chunks - 1), forward_s, 1),
-        (Stream.SEND_BACKWARD, ~is_forward & (model_chunk > 0), backward_s, -1),
+        (Stream.SEND_FORWARD, is_forward & (layout.model_chunk < num_stages * num_chunks - 1), forward_s, 1),
+        (Stream.SEND_BACKWARD, is_gradient & (layout.model_chunk > 0), backward_s, -1),
     ):
         block = np.flatnonzero(sends)
-        stage = layout.stage[block]
-        to_chunk = model_chunk[block] + turn
-        to_stage = to_chunk % num_stages
+        to_chunk = layout.model_chunk[block] + turn
+        block, to_chunk = (column[stage_of[to_chunk] != layout.stage[block]] for column in (block, to_chunk))
+        stage, to_stage = layout.stage[block], stage_of[to_chunk]
         ops = extras.add(
             stream=stream,
             charge=Charge.PIPELINE,
@@ -100,11 +107,15 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
             order=block.astype(np.float64),
         )
         send_of[block] = ops
-        receiver = layout.at[to_stage, layout.phase[block], to_chunk // num_stages, layout.micro_batch[block]]
-        extras.link(copies.exit[block], ops)
-        extras.link(ops, copies.entry[receiver])
-        if not job.overlap_p2p:
-            extras.link(ops, _next_entry(layout, copies, block))
+        kinds = (PassKind.FORWARD,) if turn > 0 else (PassKind.BACKWARD, PassKind.BACKWARD_INPUT)
+        micro_batch = layout.micro_batch[block]
+        receiver = np.max([layout.at[to_stage, kind, chunk_of[to_chunk], micro_batch] for kind in kinds], axis=0)
+        extras.link(copies.exit[points.sent_after[block]], ops)
+        extras.link(ops, copies.entry[points.awaited_by[receiver]])
+        posted = points.posted_after[receiver]
+        extras.link(copies.exit[posted[posted >= 0]], ops[posted >= 0])
+        if points.holds:
+            extras.link(ops, _next_entry(layout, copies, points.sent_after[block]))
     return send_of
 
 
@@ -113,8 +124,8 @@ def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies
     found: list[tuple[int, float, float, int, int]] = []
     for s, stage in enumerate(job.stages if job.overlap_param_gather else ()):
         for v, chunk in enumerate(stage.chunks):
-            block = int(layout.at[s, FORWARD, v, 0])
-            distinct = int(blocks.which[s, FORWARD, v])
+            block = int(layout.at[s, PassKind.FORWARD, v, 0])
+            distinct = int(blocks.which[s, PassKind.FORWARD, v])
             found += [
                 (
                     s,
@@ -141,24 +152,32 @@ def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies
     return ops
 
 
+def _gradient_row(chunk: ChunkJob, kind: int, row: int) -> int:
+    """Row of the pass of that kind after which the gradients up to row `row` of the backward are there, -1: at once."""
+    if kind == PassKind.BACKWARD_WEIGHT and chunk.split is not None:
+        return int(chunk.split.weight_row[row])
+    return row
+
+
 def add_buckets(
     job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies, send_of: Ints, extras: Extras
 ) -> Ints:
     """Ops of the bucket reductions: beside the last backward of their chunk, or one by one after that of the stage."""
     found: list[tuple[int, float, float, int, int, int]] = []
-    last_micro_batch = layout.at.shape[3] - 1
     for s, stage in enumerate(job.stages):
-        last_block = (s + 1) * layout.per_stage - 1
+        last_block = layout.last_block(s)
         after_all = int(copies.exit[last_block])
-        if not job.overlap_grad_reduce and not job.overlap_p2p and send_of[last_block] >= 0:
+        holds = not job.overlap_p2p and not posts_receives(job.schedule)
+        if not job.overlap_grad_reduce and holds and send_of[last_block] >= 0:
             after_all = int(send_of[last_block])
         for v, chunk in enumerate(stage.chunks):
-            block = int(layout.at[s, BACKWARD, v, last_micro_batch])
-            distinct = int(blocks.which[s, BACKWARD, v])
+            block = layout.last_gradient(s, v)
+            distinct = int(blocks.which[s, layout.phase[block], v])
             ready = 0
             for bucket in chunk.buckets:
                 if job.overlap_grad_reduce:
-                    row_op = int(copies.entry[block]) + blocks.op_after(distinct, bucket.ready_after)
+                    row = _gradient_row(chunk, int(layout.phase[block]), bucket.ready_after)
+                    row_op = int(copies.entry[block]) + (blocks.op_after(distinct, row) if row >= 0 else 0)
                     ready = max(ready, row_op)
                     found.append((s, bucket.time_s, bucket.sigma_log, ready, ready, bucket.pair_class))
                 else:

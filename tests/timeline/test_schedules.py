@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
+from echo_explore.specs.schedules import num_warm_up_forwards
 from echo_explore.timeline import schedule_order
-from echo_explore.timeline.schedules import num_warm_up_forwards
 
 
 @st.composite

@@ -1,0 +1,114 @@
+"""Can a schedule run? Every pass once, none waiting for what never comes, no deadlock."""
+
+from collections import Counter
+
+from echo_explore.core import SpecError
+from echo_explore.specs.schedules.passes import PassKind, PipelineSchedule
+
+_LETTER = {
+    PassKind.FORWARD: "F",
+    PassKind.BACKWARD: "B",
+    PassKind.BACKWARD_INPUT: "I",
+    PassKind.BACKWARD_WEIGHT: "W",
+}
+_Done = tuple[str, int, int]
+"""("F" | "D" for the gradient of an input, micro-batch, chunk of the model)."""
+_SHOWN = 6
+
+
+def pass_name(kind: int, micro_batch: int, model_chunk: int) -> str:
+    """`2F0`: forward of micro-batch 0 in chunk 2 of the model; B, I, W for backwards (torch's notation)."""
+    return f"{model_chunk}{_LETTER[PassKind(kind)]}{micro_batch}"
+
+
+def check_orders(schedule: PipelineSchedule) -> None:
+    """Refuse a schedule that cannot run.
+
+    Raises:
+        SpecError: a pass that is missing, twice or out of place; a receive without a send; a deadlock, with the passes
+            and stages that wait.
+    """
+    _check_passes(schedule)
+    _check_deadlock(schedule)
+
+
+def _check_passes(schedule: PipelineSchedule) -> None:
+    all_micro_batches = range(schedule.num_micro_batches)
+    for stage, order in enumerate(schedule.orders):
+        found = Counter(zip(order.phase.tolist(), order.micro_batch.tolist(), order.chunk.tolist(), strict=True))
+        twice = [key for key, count in found.items() if count > 1]
+        beyond = [key for key in found if not 0 <= key[1] < schedule.num_micro_batches]
+        for keys, rule in (
+            (twice, "runs twice"),
+            (beyond, f"is beyond the {schedule.num_micro_batches} micro-batches of the step"),
+        ):
+            if keys:
+                raise SpecError(_field(stage), _named(schedule, stage, keys[0]), rule, "correct the order")
+        for chunk in range(schedule.num_chunks):
+            for m in all_micro_batches:
+                kinds = {kind for kind in PassKind if (kind, m, chunk) in found}
+                if kinds not in (
+                    {PassKind.FORWARD, PassKind.BACKWARD},
+                    {PassKind.FORWARD, PassKind.BACKWARD_INPUT, PassKind.BACKWARD_WEIGHT},
+                ):
+                    model_chunk = int(schedule.placement[stage, chunk])
+                    rule = f"chunk {model_chunk} needs F and either B or both I and W for it, and has "
+                    have = "".join(_LETTER[kind] for kind in sorted(kinds)) or "nothing"
+                    fix = "every transfer needs its sender: correct the order"
+                    raise SpecError(_field(stage), f"micro-batch {m}", rule + have, fix)
+
+
+def _check_deadlock(schedule: PipelineSchedule) -> None:
+    last_chunk = schedule.num_stages * schedule.num_chunks - 1
+    done: set[_Done] = set()
+    at = [0] * schedule.num_stages
+    passes = [
+        list(zip(o.phase.tolist(), o.micro_batch.tolist(), o.chunk.tolist(), strict=True)) for o in schedule.orders
+    ]
+    moved = True
+    while moved:
+        moved = False
+        for stage, order in enumerate(passes):
+            while at[stage] < len(order):
+                kind, m, chunk = order[at[stage]]
+                model_chunk = int(schedule.placement[stage, chunk])
+                if not _needs(kind, m, model_chunk, last_chunk) <= done:
+                    break
+                if kind != PassKind.BACKWARD_WEIGHT:
+                    done.add(("F" if kind == PassKind.FORWARD else "D", m, model_chunk))
+                at[stage] += 1
+                moved = True
+    stuck = [stage for stage, order in enumerate(passes) if at[stage] < len(order)]
+    if not stuck:
+        return
+    waits = []
+    for stage in stuck[:_SHOWN]:
+        kind, m, chunk = passes[stage][at[stage]]
+        model_chunk = int(schedule.placement[stage, chunk])
+        missing = sorted(_needs(kind, m, model_chunk, last_chunk) - done)[0]
+        what = "forward" if missing[0] == "F" else "backward"
+        waits.append(
+            f"stage {stage} at {pass_name(kind, m, model_chunk)} for the {what} of micro-batch {m} in chunk "
+            f"{missing[2]}"
+        )
+    rest = sum(len(order) - at[stage] for stage, order in enumerate(passes))
+    rule = f"deadlocks with {rest} passes left: {'; '.join(waits)}"
+    raise SpecError("schedule", schedule.name, rule, "put each of these behind what it waits for")
+
+
+def _needs(kind: int, m: int, model_chunk: int, last_chunk: int) -> set[_Done]:
+    if kind == PassKind.FORWARD:
+        return {("F", m, model_chunk - 1)} if model_chunk else set()
+    if kind == PassKind.BACKWARD_WEIGHT:
+        return {("D", m, model_chunk)}
+    own: set[_Done] = {("F", m, model_chunk)}
+    return own if model_chunk == last_chunk else own | {("D", m, model_chunk + 1)}
+
+
+def _field(stage: int) -> str:
+    return f"schedule[{stage}]"
+
+
+def _named(schedule: PipelineSchedule, stage: int, key: tuple[int, int, int]) -> str:
+    kind, m, chunk = key
+    return pass_name(kind, m, int(schedule.placement[stage, chunk]))

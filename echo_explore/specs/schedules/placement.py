@@ -1,0 +1,16 @@
+"""Which chunks of the model a stage holds."""
+
+V_SHAPED = ("zbv", "dualpipev")
+"""Schedules whose stage s of p holds chunks s and 2 p - 1 - s of the model, so that the last chunk is on stage 0."""
+
+
+def is_v_shaped(schedule: str) -> bool:
+    """Whether the chunks go down the stages and up again."""
+    return schedule in V_SHAPED
+
+
+def chunks_of_stage(schedule: str, *, stage: int, pipeline_parallel: int, virtual_pipeline: int) -> tuple[int, ...]:
+    """Chunks of the model on a stage, by its own number: v p + s in loops, s and 2 p - 1 - s in a V."""
+    if is_v_shaped(schedule):
+        return (stage, 2 * pipeline_parallel - 1 - stage)
+    return tuple(range(stage, pipeline_parallel * virtual_pipeline, pipeline_parallel))

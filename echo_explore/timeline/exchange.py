@@ -1,0 +1,77 @@
+"""When transfers between stages may start: where the programs of sender and receiver launch them.
+
+Without overlap megatron-core (0.16.1, `schedules.py`) launches sends and receives together at exchange points, and its
+compute stream waits for all of them: after every pass in 1F1B, after every pair of a forward and a backward in the
+steady phase of interleaved 1F1B (`send_forward_backward_recv_forward_backward`). With overlap
+(`send_forward_recv_forward(..., overlap_p2p_comm=True)`) it posts the next receive of a direction when it launches the
+send of the last. Other schedules run on torch.distributed.pipelining (2.13, `_add_send_recv`), which posts receives as
+soon as their sender has issued its pass.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_explore.graph.execution_graph import Ints
+from echo_explore.specs.schedules import PassKind, num_warm_up_forwards, posts_receives
+from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exchange:
+    """Exchange points; every array has shape (num_blocks,).
+
+    Attributes:
+        sent_after: block after which the transfer of a block is launched.
+        posted_after: block after which the receive that a block needs is posted, -1: early enough.
+        awaited_by: block that waits for what a block receives.
+        holds: whether the sender's compute stream waits for its transfers.
+    """
+
+    sent_after: Ints
+    posted_after: Ints
+    awaited_by: Ints
+    holds: bool
+
+
+def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
+    """The exchange points of the job's schedule."""
+    number = np.arange(layout.num_blocks, dtype=np.int64)
+    if posts_receives(job.schedule):
+        return Exchange(sent_after=number, posted_after=np.full_like(number, -1), awaited_by=number, holds=False)
+    first_of_stage = layout.first[layout.stage]
+    if job.overlap_p2p:
+        is_forward = layout.phase == PassKind.FORWARD
+        latest = np.stack([np.maximum.accumulate(np.where(is_forward == side, number, -1)) for side in (False, True)])
+        before = np.where(number > 0, latest[is_forward.astype(np.int64), np.maximum(number - 1, 0)], -1)
+        posted = np.where(before >= first_of_stage, before, -1)
+        return Exchange(sent_after=number, posted_after=posted, awaited_by=number, holds=False)
+    starts_pair = _pairs(job, layout)
+    ends_pair = np.concatenate([[False], starts_pair[:-1]])
+    awaited_by = number - ends_pair
+    before = awaited_by - 1
+    return Exchange(
+        sent_after=number + starts_pair,
+        posted_after=np.where(before >= first_of_stage, before, -1),
+        awaited_by=awaited_by,
+        holds=True,
+    )
+
+
+def _pairs(job: PipelineJob, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """(num_blocks,) forwards exchanged together with the backward behind them: the steady phase of interleaving."""
+    starts = np.zeros(layout.num_blocks, dtype=np.bool_)
+    num_stages, num_chunks = len(job.stages), len(job.stages[0].chunks)
+    if num_chunks == 1:
+        return starts
+    starts[:-1] = (layout.phase[:-1] == PassKind.FORWARD) & (layout.phase[1:] == PassKind.BACKWARD)
+    for s in range(num_stages):
+        warm_up = num_warm_up_forwards(
+            pipeline_parallel=num_stages,
+            virtual_pipeline=num_chunks,
+            num_micro_batches=layout.num_micro_batches,
+            rank=s,
+        )
+        starts[layout.first[s] : layout.first[s] + warm_up] = False
+    return starts
