@@ -21,7 +21,10 @@ Sequence = Annotated[int | None, typer.Option("--sequence-length", help="Tokens 
 Recompute = Annotated[str, typer.Option("--recompute", help="none, selective or full.")]
 Precision = Annotated[str, typer.Option("--precision", help="bf16, fp16, fp8, fp32, mxfp8 or nvfp4.")]
 Attention = Annotated[str | None, typer.Option("--attention", help="flash or unfused; default: the stack's.")]
-Schedule = Annotated[str, typer.Option("--schedule", help="auto, no-pipelining, 1f1b or interleaved.")]
+Schedule = Annotated[
+    str,
+    typer.Option("--schedule", help="auto, a name of docs/timeline.md, or a CSV file of orders."),
+]
 Framework = Annotated[str, typer.Option("--framework", help="megatron, fsdp2 (torchtitan) or ddp.")]
 Stack = Annotated[str | None, typer.Option("--stack", help="Name or TOML file of a stack profile.")]
 Fusion = Annotated[str | None, typer.Option("--fusion", help="eager, norm or fused kernels; default: the stack's.")]

@@ -15,14 +15,16 @@ def memory_lower_bound(candidate: Candidate) -> float:
     stages = [0.0] * layout.pipeline_parallel
     padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary
     table = embedding_weights(model, layout.tensor_parallel, padded=padded) * _each(each, each.dense_shards)
+    stage_of, _ = candidate.schedule.stage_and_chunk()
     for chunk, num_layers in enumerate(candidate.chunk_layers):
-        stage = chunk % layout.pipeline_parallel
+        stage = int(stage_of[chunk])
         for kind in kinds[first : first + num_layers]:
             stages[stage] += _layer_bytes(candidate, kind, each)
         first += num_layers
-    stages[0] += table
-    if layout.pipeline_parallel > 1 or not model.tied_embeddings:
-        stages[-1] += table
+    first_stage, last_stage = int(stage_of[0]), int(stage_of[-1])
+    stages[first_stage] += table
+    if first_stage != last_stage or not model.tied_embeddings:
+        stages[last_stage] += table
     return max(stages)
 
 

@@ -9,6 +9,7 @@ from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
 from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import Candidate, ParallelConfig
+from echo_explore.specs.schedules import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +157,11 @@ def count_communicators(layout: ParallelConfig) -> int:
 
 
 def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_bytes: float) -> StageMemory:
-    layout = candidate.layout
     shapes = stage_chunks(candidate, stage)
     state = static_state(stage_parameters(candidate, trace, shapes), state_bytes(candidate))
     peak = activation_peak(
         [chunk_memory([trace.pieces[name] for name in shape.piece_names(trace.layer_kinds)]) for shape in shapes],
-        num_stages=layout.pipeline_parallel,
-        stage=stage,
-        num_micro_batches=candidate.num_micro_batches,
+        _walked(candidate).orders[stage],
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
     transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace)
@@ -182,6 +180,17 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     )
 
 
+def _walked(candidate: Candidate) -> PipelineSchedule:
+    """The candidate's schedule, or one of 3 p micro-batches with the same peak.
+
+    The warm-up of a periodic schedule takes fewer than (v + 1) p passes and its steady phase repeats every v p passes,
+    so that the step of 3 p micro-batches has the same peak as any longer one.
+    """
+    schedule = candidate.schedule
+    enough = 3 * schedule.num_stages
+    return candidate.schedule_of(enough) if schedule.is_periodic and enough < schedule.num_micro_batches else schedule
+
+
 def num_boundary_buffers(candidate: Candidate) -> int:
     """Boundary tensors alive at once: none without pipelining, else one received and one sent, twice that with overlap.
 
@@ -194,7 +203,7 @@ def num_boundary_buffers(candidate: Candidate) -> int:
 
 
 def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
-    """The chunks of a stage in the order of its virtual pipeline: chunk c of the model lies on stage c mod pp."""
+    """The chunks of a stage in the order of its virtual pipeline: as its schedule places them."""
     layout, layers = candidate.layout, candidate.chunk_layers
     return tuple(
         ChunkShape(
@@ -203,7 +212,7 @@ def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
             has_embedding=chunk == 0,
             has_head=chunk == layout.num_chunks - 1,
         )
-        for chunk in range(stage, layout.num_chunks, layout.pipeline_parallel)
+        for chunk in candidate.schedule.placement[stage].tolist()
     )
 
 

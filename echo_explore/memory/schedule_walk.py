@@ -1,10 +1,9 @@
-"""The order in which a pipeline stage runs forwards and backwards, and the most memory that is alive on the way.
+"""The most memory that is alive while a pipeline stage runs its passes in the order of its schedule."""
 
-Orders follow megatron-core 0.16.1, pipeline_parallel/schedules.py (`get_pp_rank_microbatches`, `get_schedule_table`).
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from echo_explore.specs.schedules import PassKind, StageOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,60 +36,17 @@ class ActivationPeak:
     in_flight: tuple[int, ...]
 
 
-def num_warmup_passes(*, num_stages: int, stage: int, num_chunks: int, num_micro_batches: int) -> int:
-    """Forwards before the first backward's partner: w of Megatron.
+def activation_peak(chunks: Sequence[ChunkMemory], order: StageOrder) -> ActivationPeak:
+    """The peak over a step of a stage that holds `chunks` and runs its passes in `order`.
 
-    1F1B: min(m, p - i - 1); interleaved: min(m v, 2 (p - i - 1) + (v - 1) p), for stage i of p, v chunks, m
-    micro-batches; 0 without pipelining.
+    # Approximation: what a forward saved stays until the gradients of weights are made, also where gradients of inputs
+    # are made apart and need some of it no more (over-estimates).
     """
-    ahead = num_stages - stage - 1
-    warmup = ahead if num_chunks == 1 else 2 * ahead + (num_chunks - 1) * num_stages
-    return min(warmup if num_stages > 1 else 0, num_micro_batches * num_chunks)
-
-
-def _forward_chunks(num_stages: int, num_chunks: int, num_micro_batches: int) -> list[int]:
-    """Chunk of every forward in order: groups of `num_stages` micro-batches go through all chunks in turn."""
-    order: list[int] = []
-    for start in range(0, num_micro_batches, num_stages):
-        group = min(num_stages, num_micro_batches - start)
-        order += [chunk for chunk in range(num_chunks) for _ in range(group)]
-    return order
-
-
-def pass_order(*, num_stages: int, stage: int, num_chunks: int, num_micro_batches: int) -> Iterator[tuple[int, bool]]:
-    """(chunk, whether it is a forward) of every pass of a stage in Megatron's order.
-
-    Warm-up forwards, then one forward and one backward in turn, then the backwards that are left.
-    """
-    forwards = _forward_chunks(num_stages, num_chunks, num_micro_batches)
-    backwards = [num_chunks - 1 - chunk for chunk in forwards]
-    warmup = num_warmup_passes(
-        num_stages=num_stages, stage=stage, num_chunks=num_chunks, num_micro_batches=num_micro_batches
-    )
-    yield from ((chunk, True) for chunk in forwards[:warmup])
-    steady = len(forwards) - warmup
-    for position in range(steady):
-        yield forwards[warmup + position], True
-        yield backwards[position], False
-    yield from ((chunk, False) for chunk in backwards[steady:])
-
-
-def activation_peak(
-    chunks: Sequence[ChunkMemory], *, num_stages: int, stage: int, num_micro_batches: int
-) -> ActivationPeak:
-    """The peak over a step of a stage that holds `chunks`.
-
-    The warm-up takes fewer than (v + 1) p passes and the steady phase repeats every v p passes, so that the step of
-    3 p micro-batches has the same peak as any longer one.
-    """
-    enough = min(num_micro_batches, 3 * num_stages)
     in_flight = [0] * len(chunks)
     saved, best, best_saved, best_flight = 0.0, -1.0, 0.0, tuple(in_flight)
-    for index, forward in pass_order(
-        num_stages=num_stages, stage=stage, num_chunks=len(chunks), num_micro_batches=enough
-    ):
+    for kind, index in zip(order.phase.tolist(), order.chunk.tolist(), strict=True):
         chunk = chunks[index]
-        if forward:
+        if kind == PassKind.FORWARD:
             in_flight[index] += 1
             level = saved + max(chunk.forward_peak_bytes, chunk.saved_bytes)
             saved += chunk.saved_bytes
@@ -98,7 +54,7 @@ def activation_peak(
             level = saved + max(chunk.backward_peak_bytes - chunk.saved_bytes, 0.0)
         if level > best:
             best, best_saved, best_flight = level, saved, tuple(in_flight)
-        if not forward:
+        if kind in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT):
             in_flight[index] -= 1
             saved -= chunk.saved_bytes
     return ActivationPeak(saved_bytes=best_saved, transient_bytes=max(best - best_saved, 0.0), in_flight=best_flight)

@@ -9,6 +9,8 @@ from echo_explore.timeline import cheap_bound
 
 _PASSES = 3.0
 """A forward, and a backward of twice its FLOP."""
+_WHOLE_BACKWARDS = ("no-pipelining", "1f1b", "interleaved", "gpipe")
+"""Schedules that start with a forward of each micro-batch and end with a whole backward, and so have its bubble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +37,21 @@ def lower_bounds(candidate: Candidate) -> LowerBounds:
     stages = [0.0] * layout.pipeline_parallel
     first = 0
     chunks = []
+    stage_of, _ = candidate.schedule.stage_and_chunk()
     for chunk, count in enumerate(candidate.chunk_layers):
         work = sum(layer[kind] for kind in candidate.model.layer_kinds[first : first + count])
         chunks.append(work)
-        stages[chunk % layout.pipeline_parallel] += work
+        stages[int(stage_of[chunk])] += work
         first += count
     m = candidate.num_micro_batches
     equal = min(chunks) * layout.virtual_pipeline
     bubble_s = _bound(candidate, [equal * m] * layout.pipeline_parallel, equal=True)
-    stages[-1] += _logits_flop(candidate)
-    return LowerBounds(
-        step_time_s=max(bubble_s, _bound(candidate, [work * m for work in stages], equal=False)),
-        peak_memory_bytes=memory_lower_bound(candidate),
-    )
+    stages[int(stage_of[-1])] += _logits_flop(candidate)
+    if candidate.schedule.name in _WHOLE_BACKWARDS:
+        step_time_s = max(bubble_s, _bound(candidate, [work * m for work in stages], equal=False))
+    else:
+        step_time_s = _bound(candidate, [max(stages) * m], equal=False)
+    return LowerBounds(step_time_s=step_time_s, peak_memory_bytes=memory_lower_bound(candidate))
 
 
 def _bound(candidate: Candidate, flop: list[float], *, equal: bool) -> float:

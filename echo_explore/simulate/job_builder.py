@@ -14,6 +14,7 @@ from echo_explore.graph import (
     Trace,
     chunk_pieces,
     concatenate,
+    input_rows,
 )
 from echo_explore.memory import SHARED_WEIGHT, stage_chunks
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
@@ -21,7 +22,15 @@ from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
-from echo_explore.timeline import ChunkJob, GradientBucket, ParameterGather, PipelineJob, StageJob
+from echo_explore.timeline import (
+    ChunkJob,
+    GradientBucket,
+    ParameterGather,
+    PipelineJob,
+    SplitBackward,
+    StageJob,
+    split_rows,
+)
 
 PARAMETER_BYTES = {"fp32": 4.0}
 """Bytes of a parameter element by precision; every mixed precision keeps 16-bit parameters (2)."""
@@ -50,6 +59,7 @@ class JobBuilder:
         self._what_if = what_if
         self._pieces: dict[tuple[str, bool], TimedGraph] = {}
         self._graphs: dict[tuple[tuple[str, ...], bool], TimedGraph] = {}
+        self._splits: dict[tuple[str, ...], SplitBackward] = {}
 
     @cached_property
     def job(self) -> PipelineJob:
@@ -57,11 +67,11 @@ class JobBuilder:
         candidate = self._candidate
         layout, recipe, stack = candidate.layout, candidate.recipe, candidate.stack
         stages = tuple(self._stage(stage, stage_chunks(candidate, stage)) for stage in range(layout.pipeline_parallel))
-        schedule = "no-pipelining" if layout.pipeline_parallel == 1 else "1f1b"
         host_factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
         return PipelineJob(
             stages=stages,
-            schedule="interleaved" if layout.virtual_pipeline > 1 else schedule,  # type: ignore[arg-type]
+            schedule=candidate.schedule.name,
+            schedule_lines=recipe.schedule_lines,
             num_micro_batches=candidate.num_micro_batches,
             overlap_grad_reduce=bool(recipe.overlap_grad_reduce),
             overlap_param_gather=self._gathers_overlap,
@@ -94,7 +104,8 @@ class JobBuilder:
     def _plan(self, shape: ChunkShape) -> _ChunkPlan:
         names = shape.piece_names(self._trace.layer_kinds)
         pieces = chunk_pieces(self._trace, shape)
-        once = self._candidate.model.tied_embeddings and shape.has_embedding and shape.has_head
+        stage_of, _ = self._candidate.schedule.stage_and_chunk()
+        once = self._candidate.model.tied_embeddings and shape.has_head and stage_of[0] == stage_of[-1]
         parameters = [
             (p, i)
             for i, piece in enumerate(pieces)
@@ -129,6 +140,16 @@ class JobBuilder:
                 pair_class=np.concatenate([np.zeros(0, dtype=np.int64), *(p.pair_class for p in parts)]),
             )
         return self._graphs[key]
+
+    def _split(self, names: tuple[str, ...]) -> SplitBackward:
+        """The backward of a chunk in two passes; an embedding has no gradient of its input to make."""
+        if names not in self._splits:
+            leads = [
+                np.zeros(graph.num_ops, dtype=np.bool_) if name == "embedding" else input_rows(graph)
+                for name, graph in ((name, self._trace.pieces[name].backward) for name in reversed(names))
+            ]
+            self._splits[names] = split_rows(self._timed(names, backward=True), np.concatenate(leads))
+        return self._splits[names]
 
     def _piece(self, name: str, *, backward: bool) -> TimedGraph:
         key = (name, backward)
@@ -210,7 +231,13 @@ class JobBuilder:
                     traffic_class=self._pricer.traffic_class(_axis(bucket), Collective.ALL_GATHER, size, time_s=time_s),
                 )
             )
-        return ChunkJob(forward=forward, backward=backward, buckets=tuple(reductions), gathers=tuple(gathers))
+        return ChunkJob(
+            forward=forward,
+            backward=backward,
+            split=self._split(plan.names) if candidate.schedule.splits_backward else None,
+            buckets=tuple(reductions),
+            gathers=tuple(gathers),
+        )
 
     @property
     def _parameter_bytes(self) -> float:
@@ -220,15 +247,20 @@ class JobBuilder:
         return self._pricer.transfer(stage, self._trace.boundary_bytes)
 
     def _send(self, stage: int, *, forward: bool) -> float:
-        layout = self._candidate.layout
-        if layout.pipeline_parallel == 1:
-            return 0.0
-        wraps = layout.virtual_pipeline > 1
-        edge = layout.pipeline_parallel - 1 if forward else 0
-        if stage == edge and not wraps:
-            return 0.0
-        sender = stage if forward else (stage - 1) % layout.pipeline_parallel
-        return self._send_price(sender)[0]
+        """Seconds of a transfer from the stage to where its chunks hand over.
+
+        # Approximation: a stage whose chunks hand over to both neighbours has the slower of the two (over-estimates).
+        """
+        schedule, turn = self._candidate.schedule, 1 if forward else -1
+        stage_of, _ = schedule.stage_and_chunk()
+        times_s = [0.0]
+        for chunk in schedule.placement[stage].tolist():
+            if not 0 <= chunk + turn < stage_of.shape[0] or stage_of[chunk + turn] == stage:
+                continue
+            target = int(stage_of[chunk + turn])
+            is_next = (target - stage) % schedule.num_stages == 1
+            times_s.append(self._send_price(stage if is_next else target)[0])
+        return max(times_s)
 
     def _epilogue_facts(self, stage: int, plans: list[_ChunkPlan], buckets: list[tuple[Bucket, ...]]) -> EpilogueFacts:
         candidate = self._candidate
@@ -240,8 +272,9 @@ class JobBuilder:
         flat = [b for chunk in buckets for b in chunk]
         shard = sum(sum(b.num_elements for b in flat if b.expert == e) // self._group(expert=e) for e in (False, True))
         late = [b for b in flat if self._group(expert=b.expert) > 1] if sharded and not self._gathers_overlap else []
-        ends = stage in (0, layout.pipeline_parallel - 1) and layout.pipeline_parallel > 1
-        tied = candidate.model.tied_embeddings and ends
+        stage_of, _ = candidate.schedule.stage_and_chunk()
+        holders = {int(stage_of[0]), int(stage_of[-1])}
+        tied = candidate.model.tied_embeddings and stage in holders and len(holders) > 1
         embedding = [p for p in self._trace.pieces["embedding"].parameters if p.name.endswith("word_embeddings.weight")]
         return EpilogueFacts(
             num_elements=total,

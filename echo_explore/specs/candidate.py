@@ -12,6 +12,7 @@ from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.native_legality import check_native
 from echo_explore.specs.placement import DEFAULT_PLACEMENT, Placement
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.schedules import PipelineSchedule, build_schedule, default_schedule, resolved_schedule
 from echo_explore.specs.sharding import shard_ranks
 from echo_explore.specs.split import layers_of_chunks
 
@@ -23,7 +24,7 @@ class Candidate:
     Attributes:
         layout: with data_parallel known.
         recipe: with every field resolved.
-        chunk_layers: layers of each chunk in model order, pp * vpp entries; chunk c lies on stage c mod pp.
+        chunk_layers: layers of each chunk in model order, pp * vpp entries; `schedule` says which stage has which.
         placement: order of the axes, and GPUs of ranks; it changes links, not what ranks do.
     """
 
@@ -44,6 +45,27 @@ class Candidate:
     def num_micro_batches(self) -> int:
         """Micro-batches that one replica runs in a step."""
         return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.layout.data_parallel)
+
+    @property
+    def schedule_by_default(self) -> str:
+        """Name of the schedule that Megatron runs with the layout's stages and chunks."""
+        return default_schedule(self.layout.pipeline_parallel, self.layout.virtual_pipeline)
+
+    @cached_property
+    def schedule(self) -> PipelineSchedule:
+        """The order of passes on every stage, and which chunks of the model a stage holds."""
+        return self.schedule_of(self.num_micro_batches)
+
+    def schedule_of(self, num_micro_batches: int) -> PipelineSchedule:
+        """The schedule with another number of micro-batches."""
+        layout, recipe = self.layout, self.recipe
+        return build_schedule(
+            resolved_schedule(recipe.schedule, layout.pipeline_parallel, layout.virtual_pipeline),
+            pipeline_parallel=layout.pipeline_parallel,
+            virtual_pipeline=layout.virtual_pipeline,
+            num_micro_batches=num_micro_batches,
+            lines=recipe.schedule_lines,
+        )
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,7 +1,8 @@
 """From what a user types to a candidate: names looked up, overrides applied, defaults from model and stack."""
 
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from echo_explore.core import SpecError, nearest
 from echo_explore.specs.base import validate
@@ -10,7 +11,8 @@ from echo_explore.specs.layout import parse_layout
 from echo_explore.specs.load import load_cluster, load_model, load_stack
 from echo_explore.specs.overrides import overridden, parse_overrides
 from echo_explore.specs.placement import DEFAULT_PLACEMENT, parse_placement
-from echo_explore.specs.recipe import TrainingRecipe
+from echo_explore.specs.recipe import ScheduleName, TrainingRecipe
+from echo_explore.specs.schedules import read_orders
 
 FRAMEWORKS = {
     "megatron": "megatron-core", "fsdp2": "torchtitan-fsdp2", "torchtitan": "torchtitan-fsdp2", "ddp": "torch-ddp",
@@ -80,7 +82,7 @@ def candidate_of(options: JobOptions) -> Candidate:
         "sequence_length": model.max_sequence_length if options.sequence_length is None else options.sequence_length,
         "precision": options.precision,
         "recompute": options.recompute,
-        "schedule": options.schedule,
+        **_schedule(options.schedule),
     }
     recipe_data |= {k: v for k, v in (("attention", options.attention), ("fusion", options.fusion)) if v is not None}
     recipe = validate(TrainingRecipe, overridden(recipe_data, changes, "recipe"))
@@ -94,6 +96,19 @@ def candidate_of(options: JobOptions) -> Candidate:
         num_gpus=options.num_gpus,
         placement=DEFAULT_PLACEMENT if options.placement is None else parse_placement(options.placement),
     )
+
+
+def _schedule(text: str) -> dict[str, Any]:
+    """The recipe's schedule: a name, or the orders of the file that `text` is the path of."""
+    if text in get_args(ScheduleName):
+        if text == "custom":
+            raise SpecError("schedule", text, "takes its orders from a file", "write --schedule FILE.csv")
+        return {"schedule": text}
+    path = Path(text)
+    if path.suffix in (".csv", ".txt") or len(path.parts) > 1:
+        return {"schedule": "custom", "schedule_lines": list(read_orders(path))}
+    names = [name for name in get_args(ScheduleName) if name != "custom"]
+    raise SpecError("schedule", text, "is not known", f"use {', '.join(names)}, or a file that ends in .csv")
 
 
 def _layer_split(text: str | None) -> tuple[int, ...]:

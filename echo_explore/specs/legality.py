@@ -5,6 +5,7 @@ from echo_explore.specs.expert_legality import check_experts
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.recipe import TrainingRecipe
+from echo_explore.specs.schedules import build_schedule, resolved_schedule
 
 
 def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe) -> None:
@@ -63,20 +64,21 @@ def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
             f"use for example {near}",
         )
     num_micro_batches = recipe.global_batch_size // unit
-    if layout.virtual_pipeline > 1 and num_micro_batches % layout.pipeline_parallel:
+    schedule = resolved_schedule(recipe.schedule, layout.pipeline_parallel, layout.virtual_pipeline)
+    if schedule == "interleaved" and num_micro_batches % layout.pipeline_parallel:
         raise PlacementError(
             "layout.vpp",
             layout.virtual_pipeline,
             f"{num_micro_batches} micro-batches: interleaving needs multiples of pp = {layout.pipeline_parallel}",
             "change vpp, pp, micro_batch_size or global_batch_size",
         )
-    wanted = (
-        "no-pipelining" if layout.pipeline_parallel == 1 else "interleaved" if layout.virtual_pipeline > 1 else "1f1b"
+    build_schedule(
+        schedule,
+        pipeline_parallel=layout.pipeline_parallel,
+        virtual_pipeline=layout.virtual_pipeline,
+        num_micro_batches=num_micro_batches,
+        lines=recipe.schedule_lines,
     )
-    if recipe.schedule not in ("auto", wanted):
-        raise PlacementError(
-            "schedule", recipe.schedule, f"pp and vpp of the layout mean {wanted}", "leave --schedule out"
-        )
 
 
 def _divisors(number: int, limit: int) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel
+from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel, StringTuple
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
 Recompute = Literal["none", "selective", "full"]
@@ -14,7 +14,8 @@ TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Framework = Literal["megatron", "fsdp2", "ddp"]
 ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 """How tokens travel to experts: Megatron's own exchanges, or the fused kernels of DeepEP or HybridEP (`flex`)."""
-ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved"]
+ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipev", "custom"]
+"""`auto`: what Megatron runs with the stages and chunks of the layout; `custom`: the orders in `schedule_lines`."""
 OpClassName = Literal[
     "gemm",
     "attention",
@@ -43,6 +44,8 @@ class TrainingRecipe(StrictModel):
     Attributes:
         global_batch_size: sequences a step over all replicas.
         micro_batch_size: sequences a micro-batch on one replica.
+        schedule: order of passes on every pipeline stage.
+        schedule_lines: of a custom schedule, a line a stage in torch's notation (`0F0,0B0`).
         distributed_optimizer: optimizer states sharded over data-parallel ranks (ZeRO-1).
         overlap_grad_reduce: gradients are reduced bucket by bucket during the last backward.
         overlap_param_gather: updated parameters are gathered during the next forward.
@@ -64,6 +67,7 @@ class TrainingRecipe(StrictModel):
     precision: TrainPrecision = "bf16"
     recompute: Recompute = "none"
     schedule: ScheduleName = "auto"
+    schedule_lines: StringTuple = ()
     attention: Attention | None = None
     fusion: Fusion | None = None
     distributed_optimizer: bool | None = None

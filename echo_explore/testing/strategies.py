@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.graph.execution_graph import Floats
+from echo_explore.specs.schedules import default_schedule
 from echo_explore.timeline import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
-from echo_explore.timeline.schedules import default_schedule
 from echo_explore.timeline.split import split_rows
 
 Item = tuple[str, float]

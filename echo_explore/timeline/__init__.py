@@ -8,6 +8,7 @@ from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
 from echo_explore.timeline.schedules import schedule_order
 from echo_explore.timeline.spans import Span
+from echo_explore.timeline.split import split_rows
 from echo_explore.timeline.step import StepTimeline, simulate_step
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "cheap_bound",
     "schedule_order",
     "simulate_step",
+    "split_rows",
     "step_time_lower_bound",
     "write_perfetto",
 ]

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from echo_explore.specs.schedules import PassKind, build_schedule
+from echo_explore.specs.schedules import PassKind, build_schedule, resolved_schedule
 
 PassName = Literal["forward", "backward", "backward input", "backward weight"]
 
@@ -14,13 +14,6 @@ PASS_NAMES: dict[PassKind, PassName] = {
 }
 
 
-def default_schedule(pipeline_parallel: int, virtual_pipeline: int) -> str:
-    """What Megatron runs with these stages and chunks: no-pipelining, 1f1b or interleaved."""
-    if pipeline_parallel == 1 and virtual_pipeline == 1:
-        return "no-pipelining"
-    return "interleaved" if virtual_pipeline > 1 else "1f1b"
-
-
 def schedule_order(
     pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int, schedule: str = "auto"
 ) -> list[tuple[PassName, int, int]]:
@@ -29,9 +22,8 @@ def schedule_order(
     Raises:
         SpecError: see `specs.schedules.build_schedule`.
     """
-    name = default_schedule(pipeline_parallel, virtual_pipeline) if schedule == "auto" else schedule
     order = build_schedule(
-        name,
+        resolved_schedule(schedule, pipeline_parallel, virtual_pipeline),
         pipeline_parallel=pipeline_parallel,
         virtual_pipeline=virtual_pipeline,
         num_micro_batches=num_micro_batches,

@@ -53,6 +53,10 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
     layout, recipe = candidate.layout, candidate.recipe
     if not 0 <= rank < candidate.num_gpus:
         raise SpecError("rank", rank, f"must be 0 to {candidate.num_gpus - 1}", "choose a rank of the job")
+    if candidate.recipe.schedule not in ("auto", candidate.schedule_by_default):
+        raise SpecError(
+            "schedule", candidate.recipe.schedule, "is not Megatron's, whose own program is traced", "leave it out"
+        )
     return RankRequest(
         trace=request_of(candidate),
         rank=rank,

@@ -54,6 +54,69 @@ def test_interleaving_divides_the_bubble(num_chunks: int, groups: int) -> None:
     assert step.breakdown["bubble_s"] == pytest.approx(3.0 * (p - 1), rel=1e-9)
 
 
+@pytest.mark.parametrize("num_micro_batches", [1, 3, 8])
+def test_bubble_of_gpipe(num_micro_batches: int) -> None:
+    """As that of 1F1B: (p - 1) (f + b), Huang et al. 1811.06965 section 2.3."""
+    job = equal_stages_job(num_stages=4, num_micro_batches=num_micro_batches, schedule="gpipe")
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    assert step.step_time_s == pytest.approx(3.0 * (num_micro_batches + 3), rel=1e-9)
+
+
+@pytest.mark.parametrize(("f", "b", "w"), [(1.0, 1.0, 1.0), (1.0, 1.5, 0.75), (2.0, 2.0, 1.0)])
+@pytest.mark.parametrize("num_stages", [2, 4, 7])
+def test_bubble_of_zb_h1(num_stages: int, f: float, b: float, w: float) -> None:
+    """(p - 1) (f + b - w), Qi et al. 2401.10241 table 1."""
+    m = 3 * num_stages
+    job = equal_stages_job(
+        num_stages=num_stages,
+        num_micro_batches=m,
+        forward=[("gemm", f)],
+        backward=[("gemm", b)],
+        weight=[("gemm", w)],
+        schedule="zb-h1",
+    )
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    assert step.step_time_s == pytest.approx(m * (f + b + w) + (num_stages - 1) * (f + b - w), rel=1e-9)
+
+
+@pytest.mark.parametrize("num_stages", [2, 4, 5])
+def test_zbv_has_no_bubble_between_its_first_and_last_pass(num_stages: int) -> None:
+    """Stage s waits s forwards for its first and then never again, Qi et al. 2401.10241 section 6."""
+    m = 2 * num_stages + 3
+    job = equal_stages_job(
+        num_stages=num_stages,
+        num_micro_batches=m,
+        num_chunks=2,
+        backward=[("gemm", 1.0)],
+        weight=[("gemm", 1.0)],
+        schedule="zbv",
+    )
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    assert step.stage_finish_s == pytest.approx([6.0 * m + s for s in range(num_stages)], rel=1e-9)
+    assert step.breakdown["bubble_s"] == pytest.approx(num_stages - 1, rel=1e-9)
+
+
+def test_a_send_waits_for_its_receiver() -> None:
+    """Stage 0 has its second forward done at 3, but stage 1 posts its second receive after 7 s of its first passes."""
+    job = equal_stages_job(num_stages=2, num_micro_batches=2, send_s=1.0, overlap_p2p=False)
+    slow = replace(job.stages[1].chunks[0], forward=timed_graph([("gemm", 5.0)]))
+    job = replace(job, stages=(job.stages[0], replace(job.stages[1], chunks=(slow,))))
+    step = simulate_step(job, interference=NONE, fidelity="kernel", record_spans=True)
+    sends = {(s.name, s.micro_batch): (s.start_s, s.end_s) for s in step.spans if s.name.startswith("send")}
+    assert sends["send forward", 0] == (1.0, 2.0)
+    assert sends["send forward", 1] == (9.0, 10.0)  # stage 1 runs both passes of micro-batch 0 from 2 to 9
+
+
+def test_interleaving_exchanges_both_ways_at_once() -> None:
+    """In the steady phase the transfer of a forward starts with that of the backward behind it."""
+    job = equal_stages_job(num_stages=2, num_micro_batches=6, num_chunks=2, send_s=0.25, overlap_p2p=False)
+    step = simulate_step(job, interference=NONE, fidelity="kernel", record_spans=True)
+    sends = [s for s in step.spans if s.name.startswith("send") and s.rank_class == 1]
+    forwards = {round(s.start_s, 9) for s in sends if s.name == "send forward"}
+    backwards = {round(s.start_s, 9) for s in sends if s.name == "send backward"}
+    assert len(forwards & backwards) >= 4
+
+
 @settings(max_examples=60, deadline=None)
 @given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1), (1.0, 2.0)]))
 def test_folded_equals_unfolded(job: PipelineJob, slow: tuple[float, float]) -> None:

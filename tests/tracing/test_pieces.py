@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, Phase, Piece, save_trace
+from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, Phase, Piece, input_rows, save_trace
 from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, LLAMA, request
 
@@ -209,3 +209,16 @@ def test_kept_inputs_are_gathered_once_and_are_whole(service: TraceService) -> N
     # Two products keep [tokens, hidden] instead of a quarter of it.
     assert once.saved_bytes - again.saved_bytes == pytest.approx(2 * HIDDEN_BYTES * 3 / 4)
     assert once.forward.flop.sum() == again.forward.flop.sum()
+
+
+def test_split_backward_parts_products_in_half(service: TraceService) -> None:
+    """Every linear layer has one product for its input and one for its weights; attention has none of the latter."""
+    for changes in ({}, {"tensor_parallel": 4, "sequence_parallel": True}, {"recompute": "full"}):
+        piece = layer(service, **changes)
+        graph = piece.backward
+        leads = input_rows(graph)
+        is_weight = np.array(["linear" in graph.strings[module] for module in graph.module])
+        linear = is_weight & (graph.op_class == OpClass.GEMM) & (graph.phase == Phase.BACKWARD)
+        assert graph.flop[linear & leads].sum() == graph.flop[linear & ~leads].sum() > 0
+        assert leads[(graph.op_class == OpClass.GEMM) & ~linear].all()
+        assert leads[graph.phase == Phase.RECOMPUTE].all()

@@ -5,7 +5,7 @@ from echo_explore.specs.schedules.checks import check_orders
 from echo_explore.specs.schedules.file import parse_orders, read_orders
 from echo_explore.specs.schedules.megatron import num_warm_up_forwards
 from echo_explore.specs.schedules.passes import PassKind, PipelineSchedule, StageOrder
-from echo_explore.specs.schedules.placement import chunks_of_stage, is_v_shaped
+from echo_explore.specs.schedules.placement import chunks_of_stage, default_schedule, is_v_shaped, resolved_schedule
 
 __all__ = [
     "SCHEDULES",
@@ -16,9 +16,11 @@ __all__ = [
     "check_orders",
     "check_shape",
     "chunks_of_stage",
+    "default_schedule",
     "is_v_shaped",
     "num_warm_up_forwards",
     "parse_orders",
     "posts_receives",
     "read_orders",
+    "resolved_schedule",
 ]

@@ -1,7 +1,19 @@
-"""Which chunks of the model a stage holds."""
+"""Which schedule a layout means, and which chunks of the model a stage holds."""
 
 V_SHAPED = ("zbv", "dualpipev")
 """Schedules whose stage s of p holds chunks s and 2 p - 1 - s of the model, so that the last chunk is on stage 0."""
+
+
+def default_schedule(pipeline_parallel: int, virtual_pipeline: int) -> str:
+    """What Megatron runs with these stages and chunks: no-pipelining, 1f1b or interleaved."""
+    if pipeline_parallel == 1 and virtual_pipeline == 1:
+        return "no-pipelining"
+    return "interleaved" if virtual_pipeline > 1 else "1f1b"
+
+
+def resolved_schedule(name: str, pipeline_parallel: int, virtual_pipeline: int) -> str:
+    """The name, with `auto` replaced."""
+    return default_schedule(pipeline_parallel, virtual_pipeline) if name == "auto" else name
 
 
 def is_v_shaped(schedule: str) -> bool:
