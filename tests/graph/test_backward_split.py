@@ -7,17 +7,17 @@ from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, 
 
 def linear_backward() -> list[OpRow]:
     """A linear layer behind a norm with a residual, as a framework runs its backward."""
-    kernel = {"op_class": OpClass.GEMM, "phase": Phase.BACKWARD}
+    kernel = partial(OpRow, op_class=OpClass.GEMM, phase=Phase.BACKWARD)
     return [
         OpRow(kind=OpKind.COLLECTIVE, axis=Axis.TENSOR, collective=Collective.ALL_GATHER, asynchronous=True),
-        OpRow(**kernel, name="gradient of the input"),
+        kernel(name="gradient of the input"),
         OpRow(kind=OpKind.WAIT, awaits=0, deps=(0,)),
-        OpRow(**kernel, name="gradient of the weight", deps=(0,), flop=3.0),
+        kernel(name="gradient of the weight", deps=(0,), flop=3.0),
         OpRow(op_class=OpClass.GEMM, phase=Phase.RECOMPUTE, name="forward again"),
-        OpRow(**kernel, name="norm", deps=(1,)),
-        OpRow(**kernel, name="add to the weight's gradient", deps=(3,)),
-        OpRow(**kernel, name="add to the norm's gradient", deps=(5,)),
-        OpRow(**kernel, name="add the residual's gradient", deps=(1, 5)),
+        kernel(name="norm", deps=(1,)),
+        kernel(name="add to the weight's gradient", deps=(3,)),
+        kernel(name="add to the norm's gradient", deps=(5,)),
+        kernel(name="add the residual's gradient", deps=(1, 5)),
     ]
 
 
