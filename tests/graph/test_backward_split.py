@@ -1,5 +1,7 @@
 """The rows that lead to the gradient of an input, and the rest."""
 
+from functools import partial
+
 import numpy as np
 
 from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, build_graph, input_rows, select_rows
