@@ -4,7 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
@@ -42,6 +42,7 @@ def lines_of(schedule: PipelineSchedule) -> tuple[str, ...]:
     )
 
 
+@settings(deadline=None)
 @given(schedule=schedules())
 def test_every_schedule_runs_and_survives_a_file(schedule: PipelineSchedule) -> None:
     check_orders(schedule)
