@@ -68,9 +68,7 @@ class PhysicalPairing:
         if not rows.size:
             return classes
         keys = _keys(graph, time_s, self._device)[rows]
-        distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-        numbers = [self._kernels.setdefault(tuple(key), len(self._kernels) + 1) for key in distinct.tolist()]
-        classes[rows] = np.array(numbers, dtype=np.int64)[inverse.reshape(-1)]
+        classes[rows] = [self._kernels.setdefault(tuple(key), len(self._kernels) + 1) for key in keys.tolist()]
         return classes
 
     def traffic_class(self, kind: Collective, traffic: Traffic) -> int:

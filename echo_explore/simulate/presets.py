@@ -14,7 +14,7 @@ from echo_explore.simulate.ports import InterferenceModel, Tracer
 from echo_explore.simulate.simulator import Simulator
 from echo_explore.specs.base import read_toml
 
-DEFAULT_INTERFERENCE = "constant"
+DEFAULT_INTERFERENCE = "physical"
 
 
 def default_simulator(
