@@ -1,12 +1,12 @@
-"""Step slowdowns of DistributedDataParallel on eight A100 that Echo published, split into contention and exposed traffic.
+"""Step slowdowns of DistributedDataParallel on eight A100 that Echo published: contention, exposed traffic, or neither.
 
     python -m scripts.interference_study
 
-Each model is predicted as it runs, without interference, and without communication. The published slowdown is set against
-three readings: the step over the same step without communication (contention times exposed traffic), the kernels of the
-step over the same kernels alone, and the mean over kernels of the backward, each counted once, of its slowdown while a
-bucket is reduced beside it. Batch and precision are not published; rows say what was taken. docs/interference.md has the
-table.
+Each model is predicted as it runs, without interference, and without communication. The published slowdown is set
+against three readings: the step over the same step without communication (contention times exposed traffic), all
+kernels of the step over the same alone, and the mean over kernels of the backward, each counted once, of its slowdown
+while a bucket is reduced beside it. Batch and precision are not published; rows say what was taken.
+docs/interference.md has the table.
 """
 
 import argparse
