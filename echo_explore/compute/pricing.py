@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from echo_explore.compute.attention import AttentionCoefficients, attention_bytes, attention_flop, attention_time_s
+from echo_explore.compute.attention import (
+    AttentionCoefficients,
+    attention_bytes,
+    attention_flop,
+    attention_time_s,
+    backward_work,
+    value_dims,
+)
 from echo_explore.compute.attention_features import attention_columns
 from echo_explore.compute.chip import chip_of, power_share
 from echo_explore.compute.coefficients import SUBSTITUTES, Calibration, DeviceCoefficients
@@ -221,13 +228,14 @@ class Pricing:
         sigma = np.where(part.backward, coefficients.backward_sigma_log, coefficients.sigma_log)
         if self.stack.attention_kernel:
             columns = attention_columns(
-                *(part.dims[:, i] for i in range(6)), causal=part.dims[:, 6], window=part.dims[:, 7]
-            )
+                *(part.dims[:, i] for i in range(6)), value_dim=value_dims(part.dims), causal=part.dims[:, 6],
+                window=part.dims[:, 7],
+            )  # fmt: skip
             learned = learned_attention(
                 columns, self.chip, name, name, kernel=self.stack.attention_kernel, source=self.stack.kernel_source
             )
             forward = np.maximum(learned.time_s, attention_flop(part.dims) / (machine.peak_flop_per_s * rate))
-            time = forward * np.where(part.backward, coefficients.backward_ratio, 1.0)
+            time = forward * np.where(part.backward, coefficients.backward_ratio * backward_work(part.dims), 1.0)
             sigma = np.where(part.backward, coefficients.backward_sigma_log, learned.sigma_log)
         low, high = coefficients.head_dims[[0, -1]]
         outside = (part.dims[:, 3:5].max(axis=1, initial=0.0) > self.calibration.longest_sequence) | (

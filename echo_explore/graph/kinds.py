@@ -24,7 +24,8 @@ class OpClass(IntEnum):
     GEMM = 1
     """dims: batch, m, n, k; C[m, n] = A[m, k] B[k, n], `batch` times."""
     ATTENTION = 2
-    """One fused attention kernel. dims: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, window (0: none)."""
+    """One fused attention kernel. dims: batch, heads, kv_heads, seq_q, seq_k, head_dim of queries and keys, causal (the
+    last query sees the last key), window (0: none), head_dim of values (0: that of keys)."""
     NORM = 3
     """Layer or RMS norm. dims: rows, columns."""
     SOFTMAX = 4
@@ -137,5 +138,5 @@ DTYPE_BYTES: dict[DType, float] = {
     DType.NVFP4: 0.5,
     DType.TF32: 4.0,
 }
-NUM_DIMS = 8
+NUM_DIMS = 9
 """Width of the `dims` column."""

@@ -17,6 +17,8 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
         f"--global-batch-size {recipe.global_batch_size}",
         f"--seq-length {recipe.sequence_length}",
     ]
+    if point.context_parallel > 1:
+        arguments.append(f"--cp-comm-type {recipe.context_exchange}")
     if point.virtual_pipeline > 1:
         layers = model.num_layers // (point.pipeline_parallel * point.virtual_pipeline)
         arguments.append(f"--num-layers-per-virtual-pipeline-stage {layers}")

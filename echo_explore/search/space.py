@@ -203,6 +203,7 @@ def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: Recompute
         sequence_length=fixed.sequence_length,
         precision=fixed.precision,
         attention=fixed.attention,
+        context_exchange=fixed.context_exchange,
         fusion=fixed.fusion,
         recompute=recompute,
     )

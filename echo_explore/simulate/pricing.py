@@ -62,6 +62,8 @@ class Pricer:
             dtype, size = DType(int(graph.dtype[row])), float(graph.message_bytes[row])
             if graph.dims[row, 0] > 0:
                 time_s[row], sigma_log[row] = self.exchange(axis, size, tuple(graph.dims[row].tolist()), dtype)
+            elif kind in (Collective.SEND, Collective.RECV):
+                time_s[row], sigma_log[row] = self.ring_step(axis, kind, size, dtype)
             else:
                 time_s[row], sigma_log[row] = self.collective(axis, kind, size, dtype)
             pair_class[row] = self.traffic_class(axis, kind, size, dtype, time_s=float(time_s[row]))
@@ -118,6 +120,25 @@ class Pricer:
         """Seconds of a collective over the group of `axis` alone, and the standard deviation of their log."""
         shape = self.shape(axis)
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
+        price = self._collective.collective_time(request, self._candidate.cluster)
+        return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
+
+    def ring_step(
+        self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE
+    ) -> tuple[float, float]:
+        """Seconds of a transfer to the next rank of a ring over the group of `axis`, and the deviation of their log.
+
+        All ranks send and receive at once, in opposite directions of their links, so that a receipt takes no time
+        beside the sending that it comes with. The ring waits for its slowest hop: the one between nodes, if there is
+        one.
+        """
+        if kind is Collective.RECV:
+            return 0.0, 0.0
+        group = self.shape(axis)
+        inside = group.num_nodes == 1
+        pairs = group.groups_per_node * (group.ranks_per_node if inside else 1)
+        hop = GroupShape(num_ranks=2, ranks_per_node=2 if inside else 1, groups_per_node=pairs)
+        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=hop, dtype=dtype)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
 

@@ -14,6 +14,8 @@ TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Framework = Literal["megatron", "fsdp2", "ddp"]
 ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 """How tokens travel to experts: Megatron's own exchanges, or the fused kernels of DeepEP or HybridEP (`flex`)."""
+ContextExchange = Literal["p2p", "all_gather", "a2a"]
+"""How keys and values travel over a context-parallel group; names of Megatron's cp_comm_type (core 0.16.1, 2026)."""
 ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipev", "custom"]
 """`auto`: what Megatron runs with the stages and chunks of the layout; `custom`: the orders in `schedule_lines`."""
 OpClassName = Literal[
@@ -49,6 +51,7 @@ class TrainingRecipe(StrictModel):
         distributed_optimizer: optimizer states sharded over data-parallel ranks (ZeRO-1).
         overlap_grad_reduce: gradients are reduced bucket by bucket during the last backward.
         overlap_param_gather: updated parameters are gathered during the next forward.
+        context_exchange: how keys and values travel under context parallelism; Megatron's default is p2p.
         dropout: probability of hidden and attention dropout; 0 leaves the kernels out.
         reshard_after_forward: fsdp2 frees gathered parameters between forward and backward (ZeRO-3) or keeps them
             (ZeRO-2); None: frees them.
@@ -69,6 +72,7 @@ class TrainingRecipe(StrictModel):
     schedule: ScheduleName = "auto"
     schedule_lines: StringTuple = ()
     attention: Attention | None = None
+    context_exchange: ContextExchange = "p2p"
     fusion: Fusion | None = None
     distributed_optimizer: bool | None = None
     overlap_grad_reduce: bool | None = None

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from echo_explore.core import SpecError
 from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
 from echo_explore.specs.placement import DEFAULT_ORDER, parse_placement
-from echo_explore.specs.recipe import Attention, Fusion, Recompute, TrainPrecision
+from echo_explore.specs.recipe import Attention, ContextExchange, Fusion, Recompute, TrainPrecision
 
 
 def _sizes(value: Any) -> Any:
@@ -45,6 +45,7 @@ class SpaceRecipe(StrictModel):
     global_batch_size: int = Field(ge=1)
     precision: TrainPrecision = "bf16"
     attention: Attention | None = None
+    context_exchange: ContextExchange = "p2p"
     fusion: Fusion | None = None
     stack: str = "megatron-core"
 

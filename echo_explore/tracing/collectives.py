@@ -104,7 +104,7 @@ def describe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Map
     collective, reads, writes, sized = kind
     group = values["process_group"]
     group = group if isinstance(group, ProcessGroup) else ProcessGroup.unbox(group)
-    if collective in (Collective.SEND, Collective.RECV):
+    if collective in (Collective.SEND, Collective.RECV) and axes.get(group.group_name) is not Axis.CONTEXT:
         axis = Axis.PIPELINE  # with two stages Megatron sends over the world group
     elif group.size() > 1:
         axis = axes.get(group.group_name, Axis.NONE)

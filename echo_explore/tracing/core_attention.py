@@ -1,15 +1,19 @@
-"""Core attention of production jobs for Megatron's layer specs: one flash kernel forward, one backward."""
+"""Core attention of production jobs for Megatron's layer specs: fused kernels, also over a split sequence."""
 
 import math
 from typing import Any
 
 import torch
 
+from echo_explore.tracing.context_attention import CONTEXT_ATTENTION
 from echo_explore.tracing.fused_ops import FlashAttention
 
 
 class FlashCoreAttention(torch.nn.Module):
-    """Takes the place of `DotProductAttention`: [seq, batch, heads, head_dim] in, [seq, batch, hidden] out."""
+    """Takes the place of `DotProductAttention`: [seq, batch, heads, head_dim] in, [seq, batch, hidden] out.
+
+    Whether the layer has a window, and how keys and values travel (`cp_comm_type`), is Megatron's configuration.
+    """
 
     def __init__(
         self,
@@ -21,13 +25,23 @@ class FlashCoreAttention(torch.nn.Module):
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
     ) -> None:
+        from megatron.core import parallel_state
+        from megatron.core.transformer.utils import is_layer_window_attention
+
         super().__init__()
         self.config = config
         self.layer_number = layer_number
         self.causal = attn_mask_type.name == "causal"
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        self.scale = 1.0 / math.sqrt(config.kv_channels) if softmax_scale is None else softmax_scale
+        self.scale = 1.0 / math.sqrt(k_channels or config.kv_channels) if softmax_scale is None else softmax_scale
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        # Megatron's window counts the tokens before a query: it sees one more, itself.
+        self.window = config.window_size[0] + 1 if windowed else 0
+        self.group = parallel_state.get_context_parallel_group()
+        self.exchange = cp_comm_type or config.cp_comm_type or "p2p"
 
     def forward(
         self,
@@ -40,6 +54,12 @@ class FlashCoreAttention(torch.nn.Module):
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
         """Context of every token; the mask is the kernel's own causal one."""
-        apply: Any = FlashAttention.apply
-        out: torch.Tensor = apply(query, key, value, self.dropout, self.causal, self.scale)
+        out: torch.Tensor
+        apply: Any
+        if self.group.size() > 1:
+            apply = CONTEXT_ATTENTION[self.exchange].apply
+            out = apply(query, key, value, self.dropout, self.scale, self.window, self.group)
+        else:
+            apply = FlashAttention.apply
+            out = apply(query, key, value, self.dropout, self.causal, self.scale, self.window)
         return out.reshape(*out.shape[:2], -1)

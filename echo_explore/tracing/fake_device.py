@@ -4,6 +4,7 @@ Only for the tracing child: the replacement holds for the rest of the process.
 """
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -234,6 +235,16 @@ def _cuda_functions(num_devices: int) -> dict[str, Any]:
     }
 
 
+def _unpinned(make: Any) -> Any:
+    """`torch.tensor` whose host memory is never pinned, which needs a GPU."""
+
+    @functools.wraps(make)
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return tensor
+
+
 def install(num_devices: int = 8) -> None:
     """Replace `torch.cuda` in this process, for good; call it after `guard.install`."""
     # torch._dynamo checks at import that torch.cuda's functions are distinct, so it must come before they are replaced.
@@ -261,6 +272,7 @@ def install(num_devices: int = 8) -> None:
     tensor.record_stream = _nothing
     tensor.pin_memory = lambda self, *_, **__: self
     tensor.is_pinned = lambda self, *_, **__: False
+    torch.tensor = _unpinned(torch.tensor)
     mode: Any = fake_tensor.FakeTensorMode
     mode.avoid_device_init = property(lambda self: True)  # torch.tensor(..., device="cuda") must not touch a device
     accelerator: Any = torch.accelerator

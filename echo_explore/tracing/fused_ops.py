@@ -12,10 +12,13 @@ from echo_explore.tracing import expert_ops, fused_dispatch, router_ops
 
 Tensor = torch.Tensor
 _SCHEMAS = (
-    "flash_attention(Tensor query, Tensor key, Tensor value, float dropout, bool causal, float scale)"
+    "flash_attention(Tensor query, Tensor key, Tensor value, float dropout, bool causal, float scale, int window)"
     " -> (Tensor, Tensor, Tensor)",
     "flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor rng,"
-    " float dropout, bool causal, float scale) -> (Tensor, Tensor, Tensor)",
+    " float dropout, bool causal, float scale, int window) -> (Tensor, Tensor, Tensor)",
+    "merge_lse(Tensor(a!) total, Tensor part) -> ()",
+    "merge_attention_first(Tensor(a!) out, Tensor part, Tensor total, Tensor part_lse) -> ()",
+    "merge_attention(Tensor(a!) out, Tensor part, Tensor total, Tensor part_lse) -> ()",
     "scaled_causal_softmax(Tensor scores, float scale) -> Tensor",
     "scaled_causal_softmax_backward(Tensor(a!) grad, Tensor probabilities, float scale) -> ()",
     "wgrad_gemm_accumulate(Tensor input, Tensor grad, Tensor(a!) main_grad) -> ()",
@@ -26,10 +29,11 @@ _SCHEMAS = (
 )
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float) -> tuple[Tensor, ...]:
-    seq_q, batch, heads, _ = query.shape
+def _flash(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    seq_q, batch, heads = query.shape[:3]
     lse = query.new_empty((batch, heads, seq_q), dtype=torch.float32)
-    return query.new_empty(query.shape), lse, query.new_empty((2,), dtype=torch.int64)
+    out = query.new_empty((*query.shape[:3], value.shape[-1]))
+    return out, lse, query.new_empty((2,), dtype=torch.int64)
 
 
 def _flash_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,6 +51,9 @@ def _nothing(*_: Any) -> None:
 _IMPLEMENTATIONS: dict[str, Any] = {
     "flash_attention": _flash,
     "flash_attention_backward": _flash_backward,
+    "merge_lse": _nothing,
+    "merge_attention_first": _nothing,
+    "merge_attention": _nothing,
     "scaled_causal_softmax": _like_first,
     "scaled_causal_softmax_backward": _nothing,
     "wgrad_gemm_accumulate": _nothing,
@@ -81,22 +88,48 @@ def _fused_rms_norm(tensor: Tensor, shape: Any, weight: Any, eps: Any) -> tuple[
     return torch.empty_like(tensor), tensor.new_empty(statistics, dtype=torch.float32)
 
 
+def attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp and random state of one fused attention kernel.
+
+    Args:
+        query: [seq_q, batch, heads, head_dim].
+        key: [seq_k, batch, kv_heads, head_dim].
+        value: [seq_k, batch, kv_heads, value_dim].
+        dropout: probability.
+        causal: the last query sees all keys, each one before it a key less.
+        scale: of the scores.
+        window: a query looks back so many tokens; 0: over all of them.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.echo.flash_attention(
+        query, key, value, dropout, causal, scale, window
+    )
+    return result
+
+
+def attention_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value: of output gradient, the inputs and results of the forward, its settings."""
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.echo.flash_attention_backward(*arguments)
+    return result
+
+
 class FlashAttention(torch.autograd.Function):
     """Attention of [seq, batch, heads, head_dim]; saves q, k, v, out and log-sum-exp, as FlashAttention-2 does."""
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float, window: int = 0
     ) -> Tensor:
-        out, lse, rng = torch.ops.echo.flash_attention(query, key, value, dropout, causal, scale)
+        out, lse, rng = attention_forward(query, key, value, dropout, causal, scale, window)
         ctx.save_for_backward(query, key, value, out, lse, rng)
-        ctx.settings = (dropout, causal, scale)
-        return out  # type: ignore[no-any-return]
+        ctx.settings = (dropout, causal, scale, window)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: D102
-        grads = torch.ops.echo.flash_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
-        return (*grads, None, None, None)
+        grads = attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
+        return (*grads, None, None, None, None)
 
 
 class Rope(torch.autograd.Function):

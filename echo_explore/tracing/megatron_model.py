@@ -223,6 +223,7 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "pipeline_model_parallel_size": degrees.pipeline,
         "virtual_pipeline_model_parallel_size": degrees.virtual if degrees.virtual > 1 else None,
         "context_parallel_size": degrees.context,
+        "cp_comm_type": request.context_exchange,
         "expert_model_parallel_size": degrees.expert,
         "sequence_parallel": request.sequence_parallel,
         "bf16": dtype is torch.bfloat16,

@@ -51,7 +51,8 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     experts = request.expert_parallel * request.expert_tensor_parallel
     degrees = Degrees(
         tensor=request.tensor_parallel,
-        data=experts // math.gcd(experts, request.tensor_parallel),
+        context=request.context_parallel,
+        data=experts // math.gcd(experts, request.tensor_parallel * request.context_parallel),
         expert=request.expert_parallel,
         expert_tensor=request.expert_tensor_parallel,
         rank=_busiest(request) * request.expert_tensor_parallel,
@@ -124,7 +125,7 @@ def _run(recorder: Recorder, models: list[Any], batches: Batches, request: Trace
 
 
 def _boundary_bytes(request: TraceRequest) -> float:
-    tokens = request.micro_batch_size * request.sequence_length
+    tokens = request.micro_batch_size * request.sequence_length // request.context_parallel
     if request.sequence_parallel:
         tokens //= request.tensor_parallel
     return float(tokens * request.model.hidden_size * megatron_model.DTYPES[request.precision].itemsize)

@@ -29,6 +29,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
         pipeline=request.pipeline_parallel,
         virtual=request.virtual_pipeline,
         data=request.data_parallel,
+        context=trace.context_parallel,
         expert=trace.expert_parallel,
         expert_tensor=trace.expert_tensor_parallel,
         rank=request.rank,

@@ -35,7 +35,8 @@ class Batches:
     """Forward step functions as in Megatron-LM's pretrain_gpt.py, on token ids that are already on the GPU."""
 
     def __init__(self, request: TraceRequest) -> None:
-        batch, sequence = request.micro_batch_size, request.sequence_length
+        # Megatron-LM 0.16, get_batch_on_this_cp_rank: two of 2 cp chunks; where a batch is cut launches nothing here.
+        batch, sequence = request.micro_batch_size, request.sequence_length // request.context_parallel
         self._tokens = torch.zeros(batch, sequence, dtype=torch.int64, device="cuda")
         self._positions = self._tokens.clone()
         self._loss_mask = torch.ones(batch, sequence, dtype=torch.float32, device="cuda")

@@ -98,26 +98,41 @@ def _wgrad_accumulate(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) 
     return _gemm(1, grad.shape[-1], activations.shape[-1], tokens, activations.dtype, written)
 
 
-def attention_flop(batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool) -> float:
-    """Executed FLOP of a flash-attention forward: 2 products of 2 b h s_q s_k d each, half under a causal mask."""
-    full = 4.0 * batch * heads * seq_q * seq_k * head_dim
-    return full / 2 if causal else full
+def attended_pairs(seq_q: int, seq_k: int, causal: bool, window: int) -> float:
+    """Pairs of query and key that a mask leaves: of a triangle half the square; the last query sees the last key.
+
+    The band of a window W that starts inside leaves q W - max(0, W - (k - q))^2 / 2.
+    """
+    if not causal:
+        return float(seq_q) * seq_k
+    if 0 < window < seq_k:
+        cut = max(0, window - (seq_k - seq_q))
+        return float(seq_q) * window - cut**2 / 2
+    return float(seq_q) * (seq_k - seq_q / 2)
 
 
-FLASH_BACKWARD_FACTOR = 2.5
-"""FLOP of a flash-attention backward over its forward: 5 products, one of which recomputes the scores, instead of 2
-(FlashAttention-2, arXiv 2307.08691, section 4.1)."""
+def attention_flop(
+    batch: int, heads: int, pairs: float, head_dim: int, value_dim: int, *, backward: bool = False
+) -> float:
+    """Executed FLOP of a fused attention kernel: 2 b h pairs (d + d_v), backward 2 b h pairs (3 d + 2 d_v).
+
+    The forward runs 2 products; the backward 5, one of which recomputes the scores (FlashAttention-2, arXiv 2307.08691,
+    section 4.1).
+    """
+    widths = 3 * head_dim + 2 * value_dim if backward else head_dim + value_dim
+    return 2.0 * batch * heads * pairs * widths
 
 
-def _flash(factor: float) -> Rule:
+def _flash(*, backward: bool) -> Rule:
     def rule(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
-        position = 0 if factor == 1.0 else 1
-        query, key = inputs[position], inputs[position + 1]
+        query, key, value = inputs[1:4] if backward else inputs[:3]
         seq_q, batch, heads, head_dim = query.shape
-        seq_k, kv_heads = key.shape[0], key.shape[2]
-        causal = next(a for a in args if isinstance(a, bool))
-        flop = factor * attention_flop(batch, heads, seq_q, seq_k, head_dim, causal)
-        dims = (batch, heads, kv_heads, seq_q, seq_k, head_dim, int(causal), 0)
+        seq_k, kv_heads, value_dim = key.shape[0], key.shape[2], value.shape[-1]
+        causal, window = next(a for a in args if isinstance(a, bool)), int(args[-1])
+        pairs = attended_pairs(seq_q, seq_k, causal, window)
+        flop = attention_flop(batch, heads, pairs, head_dim, value_dim, backward=backward)
+        used = window if window < seq_k else 0
+        dims = (batch, heads, kv_heads, seq_q, seq_k, head_dim, int(causal), used, value_dim)
         return Kernel(op_class=OpClass.ATTENTION, dims=dims, flop=flop, dtype=query.dtype)
 
     return rule
@@ -177,6 +192,12 @@ def _scatter_zero(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> K
 def _elementwise(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     dtype = outputs[0].dtype if outputs else inputs[0].dtype
     return Kernel(op_class=OpClass.ELEMENTWISE, dims=(max(_numel(inputs), _numel(outputs)),), dtype=dtype)
+
+
+def _merge_first(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """The first part of a merged attention: what is there before is not read."""
+    read = float(sum(tensor_bytes(t) for t in inputs[1:]))
+    return Kernel(op_class=OpClass.ELEMENTWISE, dims=(inputs[0].numel(),), bytes_read=read, dtype=inputs[0].dtype)
 
 
 def _index_put(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
@@ -280,8 +301,11 @@ RULES: dict[str, Rule] = {
     "aten.bmm": _bmm,
     "aten.baddbmm": _bmm,
     "echo.wgrad_gemm_accumulate": _wgrad_accumulate,
-    "echo.flash_attention": _flash(1.0),
-    "echo.flash_attention_backward": _flash(FLASH_BACKWARD_FACTOR),
+    "echo.flash_attention": _flash(backward=False),
+    "echo.flash_attention_backward": _flash(backward=True),
+    "echo.merge_lse": _elementwise,
+    "echo.merge_attention_first": _merge_first,
+    "echo.merge_attention": _elementwise,
     "echo.scaled_causal_softmax": _rows(OpClass.SOFTMAX),
     "echo.scaled_causal_softmax_backward": _rows(OpClass.SOFTMAX),
     "aten._softmax": _rows(OpClass.SOFTMAX),

@@ -6,7 +6,7 @@ from typing import Any
 from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, TRACER_VERSION
 from echo_explore.specs import Candidate, ModelSpec
-from echo_explore.specs.recipe import Attention, ExpertDispatcher, Fusion, Recompute, TrainPrecision
+from echo_explore.specs.recipe import Attention, ContextExchange, ExpertDispatcher, Fusion, Recompute, TrainPrecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class TraceRequest:
     tensor_parallel: int
     sequence_parallel: bool
     context_parallel: int = 1
+    context_exchange: ContextExchange = "p2p"
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     micro_batch_size: int
@@ -85,7 +86,7 @@ def unsupported(request: TraceRequest) -> str | None:
             model.multi_token_prediction_layers > 0,
             "model.multi_token_prediction_layers: multi-token prediction is not traced yet",
         ),
-        (request.context_parallel > 1, "layout.cp: context parallelism is not traced yet"),
+        *_context_refusals(request),
         (
             request.fusion == "norm" and request.framework != "megatron",
             f"fusion: norm alone is not traced for {request.framework}; use eager or fused",
@@ -96,6 +97,22 @@ def unsupported(request: TraceRequest) -> str | None:
         ),
     )
     return next((reason for wrong, reason in refusals if wrong), None)
+
+
+def _context_refusals(request: TraceRequest) -> tuple[tuple[bool, str], ...]:
+    """What Transformer Engine's context parallelism does not take (2.8, 2025, context_parallel.py)."""
+    model, context, exchange = request.model, request.context_parallel, request.context_exchange
+    if context == 1:
+        return ()
+    heads = [n // min(n, request.tensor_parallel) for n in (model.num_attention_heads, model.num_key_value_heads)]
+    return (
+        (request.attention == "unfused", "attention: context parallelism needs a fused kernel; use flash"),
+        (
+            exchange == "a2a" and any(n % context for n in heads),
+            f"recipe.context_exchange: a2a splits heads and key-value heads of a rank, {heads}, over cp = {context}; "
+            "use p2p",
+        ),
+    )
 
 
 def request_of(candidate: Candidate) -> TraceRequest:
@@ -110,6 +127,7 @@ def request_of(candidate: Candidate) -> TraceRequest:
         tensor_parallel=layout.tensor_parallel,
         sequence_parallel=layout.sequence_parallel,
         context_parallel=layout.context_parallel,
+        context_exchange=recipe.context_exchange if layout.context_parallel > 1 else "p2p",
         expert_parallel=layout.expert_parallel,
         expert_tensor_parallel=layout.expert_tensor_ranks if candidate.model.moe else 1,
         micro_batch_size=recipe.micro_batch_size,

@@ -105,6 +105,17 @@ def test_llama_middle_stage(service: TraceService) -> None:
     check(service, whole, 1, [1, 2])  # rotary angles are made once, in the first forward
 
 
+def test_context_parallel_middle_stage(service: TraceService) -> None:
+    trace = request(LLAMA, tensor_parallel=2, sequence_parallel=True, context_parallel=4)
+    whole = rank_request(trace, rank=1 * 2 * 4 * 2, data_parallel=2)
+    check(service, whole, 1, [1, 2])
+    # Gradients are summed over data and context ranks together.
+    graph = service.trace_rank_request(whole)
+    reduced = graph.message_bytes[(graph.axis == Axis.DATA) & (graph.collective == 3)].sum()
+    elements = 2 * service.trace(trace).pieces["layer.dense"].num_parameters
+    assert reduced == pytest.approx(4 * elements, rel=1e-3)
+
+
 def test_experts_middle_stage(service: TraceService) -> None:
     trace = request(MOE, tensor_parallel=2, sequence_parallel=True, expert_parallel=4)
     whole = rank_request(trace, rank=1 * 4, data_parallel=2)
