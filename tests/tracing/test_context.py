@@ -18,7 +18,7 @@ HEADS, KV_HEADS, WIDTH = LLAMA.num_attention_heads, LLAMA.num_key_value_heads, L
 def of_context(graph: ExecutionGraph, *kinds: Collective) -> list[float]:
     """Bytes of the collectives of some kinds over the context-parallel group, in order."""
     rows = (graph.kind == OpKind.COLLECTIVE) & (graph.axis == Axis.CONTEXT) & np.isin(graph.collective, kinds)
-    return graph.message_bytes[rows].tolist()
+    return [float(size) for size in graph.message_bytes[rows]]
 
 
 @pytest.mark.parametrize("exchange", ["p2p", "all_gather", "a2a"])
