@@ -153,7 +153,10 @@ def test_reasons(cells: dict[str, str], reason: str) -> None:
     ("cells", "reason"),
     [
         ({"attn_extra": "multi-latent-attention=True"}, "model.mla: multi-latent attention is not traced yet"),
-        ({"cp": "2", "dp": "1"}, "layout.cp: context parallelism is not traced yet"),
+        (
+            {"cp": "2", "dp": "1", "flash_attention": "False"},
+            "attention: context parallelism needs a fused kernel; use flash",
+        ),
     ],
 )
 def test_capability_switches_runs_on(cells: dict[str, str], reason: str) -> None:
