@@ -98,7 +98,9 @@ def _layer_flop(candidate: Candidate, kind: str) -> float:
             num_tokens=_tokens(candidate),
             attended_fraction=fraction,
         )
-    return (forward * _PASSES + again) * _share(candidate)
+    # An expert whose capacity is below its fair share does less; so then may the whole layer.
+    taken = min(1.0, recipe.expert_capacity_factor or 1.0) if kind == "moe" else 1.0
+    return (forward * _PASSES + again) * _share(candidate) * taken
 
 
 def _logits_flop(candidate: Candidate) -> float:

@@ -65,12 +65,18 @@ class Candidate:
             virtual_pipeline=layout.virtual_pipeline,
             num_micro_batches=num_micro_batches,
             lines=recipe.schedule_lines,
+            ahead=int(self.overlaps_exchanges),
         )
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that all replicas train on in a step."""
         return self.recipe.global_batch_size * self.recipe.sequence_length
+
+    @property
+    def overlaps_exchanges(self) -> bool:
+        """Whether exchanges of experts run beside another micro-batch."""
+        return bool(self.recipe.overlap_expert_exchange) and self.layout.expert_parallel > 1
 
     @property
     def num_shards(self) -> int:

@@ -94,6 +94,11 @@ def _check_recipe(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
         ),
         ("overlap_expert_exchange", True, overlaps and recipe.recompute == "full",
          "does not go with full recomputation", "use selective"),
+        (
+            "overlap_expert_exchange", True,
+            overlaps and recipe.schedule not in ("auto", "no-pipelining", "interleaved"),
+            f"does not go with the schedule {recipe.schedule}", "leave the schedule out",
+        ),
         ("overlap_expert_exchange", True, overlaps and recipe.precision == "fp32", "needs bf16 or fp16", "use bf16"),
         (
             "overlap_expert_exchange", True, overlaps and layout.pipeline_parallel > layout.virtual_pipeline == 1,

@@ -35,6 +35,7 @@ def timed_graph(items: Sequence[Item], *, phase: Phase = Phase.FORWARD, sigma_lo
         "embedding": Axis.EMBEDDING,
         "model": Axis.MODEL,
         "data": Axis.DATA,
+        "exchange": Axis.EXPERT,
     }
     classes = {"gemm": OpClass.GEMM, "norm": OpClass.NORM, "optimizer": OpClass.OPTIMIZER, "recompute": OpClass.GEMM}
     phases = {"optimizer": Phase.OPTIMIZER, "recompute": Phase.RECOMPUTE}
@@ -43,6 +44,8 @@ def timed_graph(items: Sequence[Item], *, phase: Phase = Phase.FORWARD, sigma_lo
         own_phase = phases.get(what, phase)
         if what in classes:
             rows.append(OpRow(op_class=classes[what], phase=own_phase, name=f"aten.{what}", module=f"m{i}"))
+        elif what == "host":
+            rows.append(OpRow(kind=OpKind.HOST_SYNC, phase=own_phase))
         elif what == "wait":
             rows.append(OpRow(kind=OpKind.WAIT, phase=own_phase, awaits=latest))
         else:
@@ -100,7 +103,19 @@ def seconds() -> st.SearchStrategy[float]:
 @st.composite
 def items(draw: st.DrawFn, *, data: bool = False) -> list[Item]:
     """A few rows with at least one kernel; with asynchronous collectives, most of them waited for."""
-    kinds = ["gemm", "gemm", "norm", "recompute", "sync", "context", "async", "wait", *(["data"] if data else [])]
+    kinds = [
+        "gemm",
+        "gemm",
+        "norm",
+        "recompute",
+        "sync",
+        "context",
+        "async",
+        "wait",
+        "exchange",
+        "host",
+        *(["data"] if data else []),
+    ]
     chosen = draw(st.lists(st.sampled_from(kinds), min_size=0, max_size=7))
     rows: list[Item] = [("gemm", draw(st.floats(0.1, 2.0)))]
     seen_async = False
@@ -108,7 +123,7 @@ def items(draw: st.DrawFn, *, data: bool = False) -> list[Item]:
         if what == "wait" and not seen_async:
             continue
         seen_async = seen_async or what == "async"
-        rows.append((what, 0.0 if what == "wait" else draw(seconds())))
+        rows.append((what, 0.0 if what in ("wait", "host") else draw(seconds())))
     return rows
 
 
@@ -156,6 +171,7 @@ def pipeline_jobs(
         host_call_s=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
         host_backward_call_s=draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])),
         host_step_s=draw(st.sampled_from([0.0, 0.5])),
+        overlap_exchanges=schedule == "megatron" and (num_stages == 1 or num_chunks > 1) and draw(st.booleans()),
     )
 
 
@@ -209,6 +225,7 @@ def equal_stages_job(
     overlap_p2p: bool = True,
     overlap_data: bool = True,
     host_call_s: float = 0.0,
+    overlap_exchanges: bool = False,
 ) -> PipelineJob:
     """A job whose stages are all alike, with an empty epilogue.
 
@@ -241,4 +258,5 @@ def equal_stages_job(
         host_call_s=host_call_s,
         host_backward_call_s=host_call_s,
         host_step_s=0.0,
+        overlap_exchanges=overlap_exchanges,
     )

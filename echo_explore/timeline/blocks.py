@@ -10,13 +10,14 @@ import numpy as np
 from echo_explore.graph import TimedGraph
 from echo_explore.graph.coalesce import coalesce
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
 from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, rank_ops, run_program
-from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds
+from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds, scaled
 
 Fidelity = Literal["kernel", "block"]
 
@@ -34,6 +35,9 @@ class Blocks:
         collapsed: templates of one body, by distinct block.
         row_of: by distinct block, row of `expanded` that a row of the job's graph is in.
         num_simulated_ops: ops that the engine ran to measure them.
+        pair: (num_stages, num_chunks, num_chunks) number of the distinct pair of a forward and a backward that run
+            together, by their chunks; empty where none do.
+        halves: the share of a pair that its forward and its backward take, two templates of one body a pair.
     """
 
     which: Ints
@@ -41,6 +45,8 @@ class Blocks:
     collapsed: tuple[Template, ...]
     row_of: tuple[Ints, ...]
     num_simulated_ops: int
+    pair: Ints
+    halves: tuple[Template, ...]
 
     def op_after(self, block: int, row: int) -> int:
         """Op of the expanded template that ends when row `row` of the job's graph and those before it are done."""
@@ -116,13 +122,53 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                 expanded.append(expand(timed, host_row_s=host))
                 row_of.append(rows)
     collapsed, num_ops = _measure(expanded, pairs)
+    pair, halves, num_pair_ops = _pairs(job, which, collapsed, pairs, fidelity)
     return Blocks(
         which=which,
         expanded=tuple(expanded),
         collapsed=tuple(collapsed),
         row_of=tuple(row_of),
-        num_simulated_ops=num_ops,
+        num_simulated_ops=num_ops + num_pair_ops,
+        pair=pair,
+        halves=halves,
     )
+
+
+def _pairs(
+    job: PipelineJob, which: Ints, alone: Sequence[Template], pairs: Pairs, fidelity: Fidelity
+) -> tuple[Ints, tuple[Template, ...], int]:
+    """Numbers of pairs, the halves of each, and the ops that were run to measure them.
+
+    # Approximation: what a pair takes together is split between its forward and its backward as they take alone
+    # (either direction); data-parallel traffic beside a pair slows nothing (under-estimates).
+    """
+    num_stages, _, num_chunks = which.shape
+    number = np.zeros((num_stages, num_chunks, num_chunks), dtype=np.int64)
+    if not job.overlap_exchanges:
+        return number[:0], (), 0
+    known: dict[tuple[int, int], int] = {}
+    together: list[Template] = []
+    for s, stage in enumerate(job.stages):
+        for f, ahead in enumerate(stage.chunks):
+            for b, behind in enumerate(stage.chunks):
+                key = int(which[s, PassKind.FORWARD, f]), int(which[s, PassKind.BACKWARD, b])
+                number[s, f, b] = known.setdefault(key, len(known))
+                if number[s, f, b] < len(together):
+                    continue
+                timed = interleave(behind.backward, ahead.forward)
+                host = host_row_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
+                if fidelity == "block":
+                    coarse = coalesce(timed)
+                    timed = coarse.timed
+                    host = np.add.reduceat(host, np.flatnonzero(np.diff(coarse.row_of, prepend=-1)))
+                together.append(expand(timed, host_row_s=host))
+    bodies, num_ops = _measure(together, pairs)
+    halves: list[Template] = []
+    for (forward, backward), body in zip(known, bodies, strict=True):
+        alone_s = np.array([alone[forward].duration_s, alone[backward].duration_s])
+        share = alone_s / alone_s.sum() if alone_s.sum() > 0 else np.full(2, 0.5)
+        halves += [scaled(body, float(x)) for x in share]
+    return number, tuple(halves), num_ops
 
 
 def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template], int]:
@@ -141,7 +187,7 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
         num_ranks=len(templates),
     )
     times = run_program(program, pairs)
-    is_host = copies.ops.charge == Charge.HOST
+    is_host = copies.ops.charge == Charge.LAUNCH
     is_work = copies.ops.charge < Charge.HOST
     collapsed = []
     for i, template in enumerate(templates):

@@ -8,6 +8,7 @@ import numpy as np
 from echo_explore.core import SpecError
 from echo_explore.graph import TimedGraph
 from echo_explore.graph.execution_graph import Floats
+from echo_explore.graph.interleave import exchanges
 from echo_explore.specs.schedules import posts_receives
 from echo_explore.timeline.checks import check_job
 from echo_explore.timeline.job import ChunkJob, PipelineJob, StageJob
@@ -15,10 +16,15 @@ from echo_explore.timeline.layout import schedule_of
 from echo_explore.timeline.templates import host_seconds
 
 
-def _serial_s(timed: TimedGraph) -> Floats:
-    """(num_ops + 1,) least seconds of the compute stream before each row: kernels and synchronous collectives."""
+def _serial_s(timed: TimedGraph, *, beside: bool = False) -> Floats:
+    """(num_ops + 1,) least seconds of the compute stream before each row: kernels and synchronous collectives.
+
+    With `beside`, exchanges of experts may run beside something else and hold nothing.
+    """
     graph = timed.graph
     held = graph.is_compute | (graph.is_collective & ~graph.asynchronous)
+    if beside:
+        held &= ~exchanges(graph)
     return np.concatenate([[0.0], np.cumsum(np.where(held, timed.time_s, 0.0))])
 
 
@@ -42,8 +48,10 @@ class _StageBound:
 
 
 def _block_s(job: PipelineJob, timed: TimedGraph) -> float:
-    host_s = host_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
-    return max(float(_serial_s(timed)[-1]), host_s)
+    serial_s = float(_serial_s(timed, beside=job.overlap_exchanges)[-1])
+    if job.overlap_exchanges:  # the host of one pass works beside the kernels of another
+        return serial_s
+    return max(serial_s, host_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s))
 
 
 def _backward_s(job: PipelineJob, chunk: ChunkJob, *, split: bool) -> float:

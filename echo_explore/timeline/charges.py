@@ -41,7 +41,16 @@ AXIS_SIGMA = CLASS_SIGMA + NUM_CODES
 """First of NUM_AXES columns: charged seconds of transfers times the sigma of their log, by axis."""
 NUM_COLUMNS = AXIS_SIGMA + NUM_AXES
 
-_BUSY, _FIRST_AXIS, _HOST, _IDLE = 0, 1, 6, 7  # levels of the sweep: the lowest present gets the instant
+# Levels of the sweep, the lowest present gets the instant. What waits inside a forward or backward comes before what
+# runs beside it from outside, so that one whose charges are known beforehand is charged alike.
+_BUSY, _IDLE = 0, 8
+_LEVEL_OF: Ints = np.full(len(Charge), _IDLE, dtype=np.int64)
+_LEVEL_OF[[Charge.BODY, Charge.KERNEL, Charge.RECOMPUTE, Charge.OPTIMIZER]] = _BUSY
+_LEVEL_OF[[Charge.TENSOR, Charge.CONTEXT, Charge.EXPERT, Charge.LAUNCH, Charge.DATA, Charge.PIPELINE, Charge.HOST]] = (
+    np.arange(1, _IDLE)
+)
+_AXIS_LEVELS: Ints = _LEVEL_OF[[Charge.TENSOR, Charge.CONTEXT, Charge.EXPERT, Charge.DATA, Charge.PIPELINE]]
+_HOST_LEVELS: Ints = _LEVEL_OF[[Charge.LAUNCH, Charge.HOST]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,7 +82,8 @@ def charge_rank(ops: RankOps, bodies: Floats, *, from_s: float, to_s: float) -> 
     """Charges between two instants, `(NUM_COLUMNS,)`.
 
     Kernels of one rank never overlap each other. An instant without one goes to a transfer of the rank that is under
-    way (tensor, context, expert, data, pipeline in this order), else to the host if it launches, else to the bubble.
+    way (tensor, context, expert), to the host if the rank waits for its launches, to other transfers (data, pipeline),
+    else to the host if it launches, else to the bubble.
 
     Args:
         ops: of the rank. Bodies must lie wholly inside or outside the window.
@@ -89,7 +99,7 @@ def charge_rank(ops: RankOps, bodies: Floats, *, from_s: float, to_s: float) -> 
     if is_body.any():
         charges += np.bincount(ops.body[is_body], minlength=bodies.shape[0]).astype(np.float64) @ bodies
     _charge_kernels(charges, ops, (end - start) * (~is_body & (ops.charge <= Charge.OPTIMIZER)))
-    lasts &= ops.charge < Charge.MARK
+    lasts &= ops.charge != Charge.MARK
     _charge_rest(charges, ops, start, end, np.flatnonzero(lasts), from_s=from_s, to_s=to_s)
     return charges
 
@@ -110,9 +120,7 @@ def _charge_kernels(charges: Floats, ops: RankOps, took: Floats) -> None:
 def _charge_rest(
     charges: Floats, ops: RankOps, start: Floats, end: Floats, rows: Ints, *, from_s: float, to_s: float
 ) -> None:
-    level_of = np.where(
-        ops.charge[rows] <= Charge.OPTIMIZER, _BUSY, ops.charge[rows] - int(Charge.TENSOR) + _FIRST_AXIS
-    )
+    level_of = _LEVEL_OF[ops.charge[rows]]
     time = np.concatenate([[from_s], start[rows], end[rows], [to_s]])
     level = np.concatenate([[_IDLE], level_of, level_of, [_IDLE]])
     step = np.concatenate([[1], np.ones_like(rows), -np.ones_like(rows), [-1]])
@@ -124,8 +132,8 @@ def _charge_rest(
     winner = np.argmax(open_now[:-1] > 0, axis=1)
     length = np.diff(time)
     exclusive = np.bincount(winner, weights=length, minlength=_IDLE + 1)
-    charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_FIRST_AXIS:_HOST]
-    charges[Column.HOST] += exclusive[_HOST]
+    charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_AXIS_LEVELS]
+    charges[Column.HOST] += exclusive[_HOST_LEVELS].sum()
     charges[Column.BUBBLE] += exclusive[_IDLE]
     # Where several transfers of one axis are under way, the instant has the mean of their sigmas: windows add up.
     sigma = np.concatenate([[0.0], ops.sigma_log[rows], ops.sigma_log[rows], [0.0]])[order] * step[order]
@@ -135,7 +143,7 @@ def _charge_rest(
     segment = np.arange(winner.shape[0])
     mean_sigma = open_sigma[segment, winner] / open_now[segment, winner]
     weighted = np.bincount(winner, weights=length * np.maximum(mean_sigma, 0.0), minlength=_IDLE + 1)
-    charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES] += weighted[_FIRST_AXIS:_HOST]
+    charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES] += weighted[_AXIS_LEVELS]
     own = ~ops.incoming[rows]
     busy = np.bincount(level_of[own], weights=(end - start)[rows][own], minlength=_IDLE + 1)
-    charges[BUSY : BUSY + NUM_AXES] += busy[_FIRST_AXIS:_HOST]
+    charges[BUSY : BUSY + NUM_AXES] += busy[_AXIS_LEVELS]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_explore.graph.execution_graph import Ints
-from echo_explore.specs.schedules import PassKind, num_warm_up_forwards, posts_receives
+from echo_explore.specs.schedules import PassKind, posts_receives
 from echo_explore.timeline.job import PipelineJob
-from echo_explore.timeline.layout import Layout
+from echo_explore.timeline.layout import Layout, starts_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,12 +47,12 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
         before = np.where(number > 0, latest[is_forward.astype(np.int64), np.maximum(number - 1, 0)], -1)
         posted = np.where(before >= first_of_stage, before, -1)
         return Exchange(sent_after=number, posted_after=posted, awaited_by=number, holds=False)
-    starts_pair = _pairs(job, layout)
-    ends_pair = np.concatenate([[False], starts_pair[:-1]])
+    starts = _pairs(job, layout)
+    ends_pair = np.concatenate([[False], starts[:-1]])
     awaited_by = number - ends_pair
     before = awaited_by - 1
     return Exchange(
-        sent_after=number + starts_pair,
+        sent_after=number + starts,
         posted_after=np.where(before >= first_of_stage, before, -1),
         awaited_by=awaited_by,
         holds=True,
@@ -61,17 +61,7 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
 
 def _pairs(job: PipelineJob, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """(num_blocks,) forwards exchanged together with the backward behind them: the steady phase of interleaving."""
-    starts = np.zeros(layout.num_blocks, dtype=np.bool_)
-    num_stages, num_chunks = len(job.stages), len(job.stages[0].chunks)
+    num_chunks = len(job.stages[0].chunks)
     if num_chunks == 1:
-        return starts
-    starts[:-1] = (layout.phase[:-1] == PassKind.FORWARD) & (layout.phase[1:] == PassKind.BACKWARD)
-    for s in range(num_stages):
-        warm_up = num_warm_up_forwards(
-            pipeline_parallel=num_stages,
-            virtual_pipeline=num_chunks,
-            num_micro_batches=layout.num_micro_batches,
-            rank=s,
-        )
-        starts[layout.first[s] : layout.first[s] + warm_up] = False
-    return starts
+        return np.zeros(layout.num_blocks, dtype=np.bool_)
+    return starts_pair(layout.phase, layout.first, layout.num_micro_batches, num_chunks, job.ahead)

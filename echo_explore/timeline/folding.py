@@ -44,13 +44,18 @@ def _is_interleaved(job: PipelineJob) -> bool:
     return len(job.stages[0].chunks) > 1
 
 
+def _ahead(job: PipelineJob) -> int:
+    """Micro-batches by which a schedule that runs ahead has a longer warm-up."""
+    return job.ahead * (len(job.stages) if _is_interleaved(job) else 1)
+
+
 def trial_lengths(job: PipelineJob) -> Iterator[int]:
     """Numbers of micro-batches to try, short first, the job's own last."""
     p = len(job.stages)
     if job.schedule not in SCHEDULES or not SCHEDULES[job.schedule].is_periodic:
         yield job.num_micro_batches
         return
-    length = 7 * p if _is_interleaved(job) else 3 * p + 4
+    length = (7 * p if _is_interleaved(job) else 3 * p + 4) + 2 * _ahead(job)
     while length + 2 * p < job.num_micro_batches:
         yield length
         length *= _GROWTH
@@ -64,6 +69,7 @@ def find_period(job: PipelineJob, step: StepProgram, times: Times) -> Period | N
         last, window, unit = n - 2 * p - 1, 2 * p, p
     else:
         last, window, unit = n - p - 1, p + 1, 1
+    last, window = last - _ahead(job), window + _ahead(job)
     for count in range(1, p + 1):
         if found := _period(step, times, last=last, window=window, micro_batches=count * unit):
             return found

@@ -119,6 +119,8 @@ class PipelineJob:
             stream; else they run after the last backward of the stage, one after the other.
         overlap_param_gather: gathers run beside the first forward.
         overlap_p2p: transfers run beside compute; else the sender's compute stream waits for its send.
+        overlap_exchanges: exchanges of experts in a forward run beside the backward of another micro-batch, and the
+            reverse; the schedule runs one forward ahead.
         host_call_s: host time of one of `ExecutionGraph.host_calls` in a forward or recomputation; 0 with CUDA graphs.
             A forward or backward of a chunk lasts at least as long as its calls take the host.
         host_backward_call_s: the same in a backward.
@@ -135,3 +137,9 @@ class PipelineJob:
     host_backward_call_s: float
     host_step_s: float
     schedule_lines: tuple[str, ...] = ()
+    overlap_exchanges: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Forwards that the schedule runs ahead."""
+        return int(self.overlap_exchanges)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_explore.graph.execution_graph import Ints
-from echo_explore.specs.schedules import PassKind, PipelineSchedule, build_schedule
+from echo_explore.specs.schedules import PassKind, PipelineSchedule, build_schedule, num_warm_up_forwards
 from echo_explore.timeline.job import PipelineJob
 
 NUM_KINDS = len(PassKind)
@@ -24,6 +25,7 @@ class Layout:
         model_chunk: chunk of the model.
         at: (num_stages, NUM_KINDS, num_chunks, num_micro_batches) number of a block, -1 where there is none.
         first: (num_stages + 1,) offsets of the blocks of every stage.
+        partner: (num_blocks,) the backward that a forward runs together with, and the reverse; -1: it runs alone.
     """
 
     schedule: PipelineSchedule
@@ -34,6 +36,7 @@ class Layout:
     model_chunk: Ints
     at: Ints
     first: Ints
+    partner: Ints
 
     @property
     def num_blocks(self) -> int:
@@ -67,6 +70,7 @@ def schedule_of(job: PipelineJob, num_micro_batches: int) -> PipelineSchedule:
         virtual_pipeline=len(job.stages[0].chunks),
         num_micro_batches=num_micro_batches,
         lines=job.schedule_lines,
+        ahead=job.ahead,
     )
 
 
@@ -85,6 +89,11 @@ def lay_out(job: PipelineJob, num_micro_batches: int) -> Layout:
     chunk = np.concatenate([o.chunk for o in orders])
     at = np.full((schedule.num_stages, NUM_KINDS, schedule.num_chunks, num_micro_batches), -1, dtype=np.int64)
     at[stage, phase, chunk, micro_batch] = np.arange(stage.shape[0])
+    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    partner = np.full(stage.shape[0], -1, dtype=np.int64)
+    if job.overlap_exchanges:
+        forwards = np.flatnonzero(starts_pair(phase, first, num_micro_batches, schedule.num_chunks, job.ahead))
+        partner[forwards], partner[forwards + 1] = forwards + 1, forwards
     return Layout(
         schedule=schedule,
         stage=stage,
@@ -93,5 +102,32 @@ def lay_out(job: PipelineJob, num_micro_batches: int) -> Layout:
         chunk=chunk,
         model_chunk=schedule.placement[stage, chunk],
         at=at,
-        first=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
+        first=first,
+        partner=partner,
     )
+
+
+def starts_pair(phase: Ints, first: Ints, num_micro_batches: int, num_chunks: int, ahead: int) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) forwards of the steady phase of Megatron's schedules, each with the backward behind it.
+
+    Args:
+        phase: (num_blocks,) PassKind.
+        first: (num_stages + 1,) offsets of the blocks of every stage.
+        num_micro_batches: of the step.
+        num_chunks: of a stage.
+        ahead: see `specs.schedules.num_warm_up_forwards`.
+    """
+    starts = np.zeros(phase.shape[0], dtype=np.bool_)
+    starts[:-1] = (phase[:-1] == PassKind.FORWARD) & (phase[1:] == PassKind.BACKWARD)
+    num_stages = first.shape[0] - 1
+    for s in range(num_stages):
+        warm_up = num_warm_up_forwards(
+            pipeline_parallel=num_stages,
+            virtual_pipeline=num_chunks,
+            num_micro_batches=num_micro_batches,
+            rank=s,
+            ahead=ahead,
+        )
+        starts[first[s] : first[s] + warm_up] = False
+        starts[first[s + 1] - 1] = False
+    return starts

@@ -28,7 +28,7 @@ class Stream(IntEnum):
 
 
 class Charge(IntEnum):
-    """What an op is charged to while it runs; the smaller wins where several run, those up to `OPTIMIZER` never do."""
+    """What an op is charged to while it runs; `charges` says which wins where several run."""
 
     BODY = 0
     """A whole forward or backward as one op; its charges are known."""
@@ -43,6 +43,8 @@ class Charge(IntEnum):
     HOST = 9
     MARK = 10
     """Takes no time: begin, end, wait."""
+    LAUNCH = 11
+    """The host launches what a forward or backward runs."""
 
 
 NUM_STREAMS = len(Stream)

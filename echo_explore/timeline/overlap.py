@@ -38,12 +38,25 @@ def first_guess(job: PipelineJob, layout: Layout) -> npt.NDArray[np.bool_]:
     return is_expanded
 
 
+def paired_blocks(job: PipelineJob, layout: Layout) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) blocks that run together with another of their stage; never row by row.
+
+    Those that start or await data-parallel traffic, and their partners, run one after the other.
+    """
+    paired = layout.partner >= 0
+    alone = np.flatnonzero(first_guess(job, layout))
+    paired[alone] = False
+    with_partner = alone[layout.partner[alone] >= 0]
+    paired[layout.partner[with_partner]] = False
+    return paired
+
+
 def disturbed_blocks(step: StepProgram, times: Times) -> Ints:
     """Blocks that ran as one body while a bucket reduction or a gather of their rank was under way."""
     found: list[Ints] = []
     traffic = np.concatenate([step.gathers, step.buckets])
     rank = step.program.rank[traffic]
-    bodies = np.flatnonzero(~step.is_expanded)
+    bodies = np.flatnonzero(~step.is_expanded & ~step.is_paired)
     for s in np.unique(rank):
         mine = traffic[rank == s]
         mine = mine[np.argsort(times.start_s[mine], kind="stable")]

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
@@ -27,6 +28,7 @@ class StepProgram:
         body_of_source: (num_pool_ops,) template of an op of the pool.
         layout: blocks.
         is_expanded: (num_blocks,) whether a block has all its rows.
+        is_paired: (num_blocks,) whether it runs together with its partner.
         entry: (num_blocks,) first op of a block.
         exit: (num_blocks,) last op of a block.
         send_of: (num_blocks,) op of the transfer that a block ends with, -1 for none.
@@ -39,6 +41,7 @@ class StepProgram:
     body_of_source: Ints
     layout: Layout
     is_expanded: npt.NDArray[np.bool_]
+    is_paired: npt.NDArray[np.bool_]
     entry: Ints
     exit: Ints
     send_of: Ints
@@ -46,7 +49,13 @@ class StepProgram:
     buckets: Ints
 
 
-def build_step(job: PipelineJob, blocks: Blocks, layout: Layout, is_expanded: npt.NDArray[np.bool_]) -> StepProgram:
+def build_step(
+    job: PipelineJob,
+    blocks: Blocks,
+    layout: Layout,
+    is_expanded: npt.NDArray[np.bool_],
+    is_paired: npt.NDArray[np.bool_],
+) -> StepProgram:
     """The program of the step.
 
     # Approximation: transfers between stages slow no kernel (under-estimates).
@@ -56,15 +65,18 @@ def build_step(job: PipelineJob, blocks: Blocks, layout: Layout, is_expanded: np
         blocks: its templates.
         layout: its blocks; their number of micro-batches may differ from the job's.
         is_expanded: (num_blocks,) blocks to run row by row.
+        is_paired: (num_blocks,) blocks that run together with their partner.
     """
     num_distinct = len(blocks.expanded)
     epilogues = _epilogue_templates(job)
-    pool = Pool.of([*blocks.expanded, *blocks.collapsed, *epilogues])
+    pool = Pool.of([*blocks.expanded, *blocks.collapsed, *blocks.halves, *epilogues])
     distinct = blocks.which[layout.stage, layout.phase, layout.chunk]
     num_stages = len(job.stages)
-    which = np.concatenate(
-        [np.where(is_expanded, distinct, distinct + num_distinct), 2 * num_distinct + np.arange(num_stages)]
-    )
+    of_blocks = np.where(is_expanded, distinct, distinct + num_distinct)
+    paired = np.flatnonzero(is_paired)
+    if paired.size:
+        of_blocks[paired] = 2 * num_distinct + _halves(blocks, layout, paired)
+    which = np.concatenate([of_blocks, 2 * num_distinct + len(blocks.halves) + np.arange(num_stages)])
     copies = copy_templates(pool, which)
     rank_of_copy = np.concatenate([layout.stage, np.arange(num_stages)])
     extras = Extras(copies.ops.num_ops)
@@ -87,12 +99,21 @@ def build_step(job: PipelineJob, blocks: Blocks, layout: Layout, is_expanded: np
         body_of_source=np.repeat(np.arange(len(pool.templates), dtype=np.int64), np.diff(pool.first)),
         layout=layout,
         is_expanded=is_expanded,
+        is_paired=is_paired,
         entry=copies.entry[:n],
         exit=copies.exit[:n],
         send_of=send_of,
         gathers=gathers,
         buckets=buckets,
     )
+
+
+def _halves(blocks: Blocks, layout: Layout, paired: Ints) -> Ints:
+    """Which of `Blocks.halves` stands for each of these blocks."""
+    own, other = layout.chunk[paired], layout.chunk[layout.partner[paired]]
+    is_forward = layout.phase[paired] == PassKind.FORWARD
+    forward, backward = np.where(is_forward, own, other), np.where(is_forward, other, own)
+    return 2 * blocks.pair[layout.stage[paired], forward, backward] + np.where(is_forward, 0, 1)
 
 
 def _epilogue_templates(job: PipelineJob) -> list[Template]:

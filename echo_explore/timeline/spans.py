@@ -92,7 +92,7 @@ def _name(step: StepProgram, op: int, known: str | None) -> str:
     charge = int(program.ops.charge[op])
     if charge == Charge.BODY:
         return PASS_NAMES[PassKind(int(step.layout.phase[int(program.copy[op])]))]
-    if charge == Charge.HOST:
+    if charge in (Charge.HOST, Charge.LAUNCH):
         return "host"
     template = step.pool.templates[int(step.body_of_source[program.source[op]])]
     graph, row = template.source.graph, int(program.ops.row[op])

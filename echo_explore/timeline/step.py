@@ -15,7 +15,7 @@ from echo_explore.timeline.folding import Period, find_period, trial_lengths
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import lay_out
 from echo_explore.timeline.ops import Stream
-from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive
+from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive, paired_blocks
 from echo_explore.timeline.pipeline import StepProgram, build_step
 from echo_explore.timeline.ports import InterferenceModel
 from echo_explore.timeline.program import Pairs, Times, checked_pairs, rank_ops, run_program
@@ -102,7 +102,8 @@ def simulate_step(
 
 def _run_all_rows(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> _Run:
     layout = lay_out(job, job.num_micro_batches)
-    step = build_step(job, blocks, layout, np.ones(layout.num_blocks, dtype=np.bool_))
+    is_paired = paired_blocks(job, layout)
+    step = build_step(job, blocks, layout, ~is_paired, is_paired)
     return _Run(step=step, times=run_program(step.program, pairs), num_ops=step.program.ops.num_ops)
 
 
@@ -133,13 +134,15 @@ def _run_collapsed(
     """
     layout = lay_out(job, num_micro_batches)
     sensitive = is_sensitive(job, blocks, pairs)
+    is_paired = paired_blocks(job, layout)
     is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout)
     if detail_first:
         first = layout.at[..., 0]
         is_expanded[first[first >= 0]] = True
+        is_expanded &= ~is_paired
     num_ops = 0
     while True:
-        step = build_step(job, blocks, layout, is_expanded)
+        step = build_step(job, blocks, layout, is_expanded, is_paired)
         times = run_program(step.program, pairs)
         num_ops += step.program.ops.num_ops
         disturbed = disturbed_blocks(step, times) if sensitive else np.zeros(0, dtype=np.int64)

@@ -35,6 +35,11 @@ class Template:
         return self.charges is not None
 
     @property
+    def duration_s(self) -> float:
+        """Seconds of all its ops one after the other: of one that is collapsed what it takes."""
+        return float(self.ops.duration_s.sum())
+
+    @property
     def uses_data_stream(self) -> bool:
         """Whether its rows queue with bucket reductions and gathers."""
         return bool((self.ops.stream == Stream.DATA).any())
@@ -116,7 +121,7 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
         ops.row[ops_of_rows] = row[rows]
     host = np.arange(last - launches.shape[0], last, dtype=np.int64)
     ops.stream[host] = Stream.HOST
-    ops.charge[host] = Charge.HOST
+    ops.charge[host] = Charge.LAUNCH
     ops.duration_s[host] = launches
 
     on_compute = np.where(ops.stream == Stream.COMPUTE, np.arange(num_ops, dtype=np.int64), 0)
@@ -155,6 +160,13 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
     )
 
 
+def scaled(template: Template, share: float) -> Template:
+    """A share of a collapsed template, of its charges too."""
+    assert template.charges is not None
+    ops = replace(template.ops, duration_s=template.ops.duration_s * share)
+    return replace(template, ops=ops, charges=template.charges * share)
+
+
 def _launches(host_row_s: Floats | None, waits: Ints) -> Floats:
     """Seconds of the host from each wait for the GPU to the next, (num_waits + 1,); empty where it costs nothing."""
     if host_row_s is None or not host_row_s.any():
@@ -183,7 +195,7 @@ def collapse(template: Template, *, body_s: float, host_excess_s: float, charges
     ops.charge[0] = Charge.BODY
     ops.duration_s[0] = body_s
     if host_excess_s > 0:
-        ops.charge[1] = Charge.HOST
+        ops.charge[1] = Charge.LAUNCH
         ops.duration_s[1] = host_excess_s
     return Template(
         ops=ops,

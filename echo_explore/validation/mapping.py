@@ -216,6 +216,7 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "overlap_grad_reduce": row.overlap.grad_reduce,
         "overlap_param_gather": row.overlap.param_gather,
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
+        "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,
     }
     if row.sharding == "zero2":
         fields["reshard_after_forward"] = False

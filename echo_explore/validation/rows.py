@@ -32,7 +32,7 @@ class OverlapFlags:
     Attributes:
         grad_reduce: gradients are reduced beside the backward.
         param_gather: parameters are gathered beside the forward.
-        cuda_graphs: whole iterations or whole layers run from CUDA graphs.
+        cuda_graphs: whole iterations or whole layers run from CUDA graphs, or only parts of layers, or nothing.
         in_network_reduction: the switches between hosts reduce (SHARP).
         fused_norm: the norm is one kernel.
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
@@ -45,7 +45,7 @@ class OverlapFlags:
 
     grad_reduce: bool | None = None
     param_gather: bool | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
     in_network_reduction: bool = False
     fused_norm: bool | None = None
     first_flash: bool = False
@@ -294,7 +294,7 @@ def normal_overlap(text: str) -> OverlapFlags:
     return OverlapFlags(
         grad_reduce=grad,
         param_gather=gather,
-        cuda_graphs="full_iteration" in words or "layer_cuda_graph" in words,
+        cuda_graphs=_graphs(words),
         expert_dispatcher=_dispatcher(words),
         # A list of flags that names others and not this one says that it is off.
         expert_exchange=True if _EXCHANGE.search(words) else False if "dispatcher" in words else None,
@@ -305,6 +305,13 @@ def normal_overlap(text: str) -> OverlapFlags:
         offload="offload" in words,
         narrow_reduction="mode pure" in words,
     )
+
+
+def _graphs(words: str) -> bool | None:
+    """A list that names a dispatcher or the scope of graphs is complete: what it leaves out is off."""
+    if "full_iteration" in words or "layer_cuda_graph" in words:
+        return True
+    return False if "dispatcher" in words or "cuda_graph" in words else None
 
 
 _EXCHANGE = re.compile(r"moe_a2a_overlap|\bep overlap")

@@ -16,6 +16,7 @@ class StackRule:
         version: regular expression found in the version column.
         gpu: regular expression found at the start of the GPU column.
         extra: regular expression found in attn_extra, case ignored.
+        mixture: only mixtures of experts.
         stack: name of a shipped stack profile, or None.
         reason: why there is none.
     """
@@ -24,6 +25,7 @@ class StackRule:
     version: str = ""
     gpu: str = ""
     extra: str = ""
+    mixture: bool = False
     stack: str | None = None
     reason: str = ""
 
@@ -44,6 +46,13 @@ STACK_RULES = (
     StackRule(framework=r"aleph-alpha", stack="aleph-scaling"),
     StackRule(framework=r"megatron-lm", version=r"^202[0-3]", stack="megatron-2022"),
     StackRule(framework=r"megatron-lm|megatron-core", stack="megatron-core"),
+    StackRule(
+        framework=r"megatron-bridge",
+        version=r"\b26\.(0[6-9]|1\d)",
+        gpu=r"GB\d",
+        mixture=True,
+        stack="megatron-bridge-graphs",
+    ),
     StackRule(framework=r"megatron-bridge", stack="megatron-bridge"),
     StackRule(framework=r"nanotron", stack="nanotron"),
     StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron"),
@@ -62,8 +71,8 @@ FIRST_FLASH_SCALE = 2.0
 def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
     """The profile with what the run's flags change in it."""
     update: dict[str, object] = {}
-    if row.overlap.cuda_graphs:
-        update["cuda_graphs"] = True
+    if row.overlap.cuda_graphs is not None:
+        update["cuda_graphs"] = row.overlap.cuda_graphs
     if row.overlap.narrow_reduction:
         update["gradient_dtype"] = "bf16"
     if row.overlap.first_flash:
@@ -78,6 +87,8 @@ def stack_of(row: MeasuredRow) -> StackProfile | str:
         if not re.search(rule.framework, row.framework) or not re.search(rule.version, row.version):
             continue
         if not re.match(rule.gpu, row.gpu) or not re.search(rule.extra, row.extra, re.IGNORECASE):
+            continue
+        if rule.mixture and not row.moe_experts:
             continue
         if rule.stack is None:
             return rule.reason

@@ -244,3 +244,29 @@ def test_spans_change_no_number_and_agree_with_it() -> None:
     assert max(span.end_s for span in shown.spans) == pytest.approx(plain.step_time_s)
     kernels = sum(span.end_s - span.start_s for span in shown.spans if span.rank_class == 0 and span.stream == 0)
     assert kernels == pytest.approx(plain.breakdown["compute_s"])
+
+
+def test_exchanges_of_experts_run_beside_another_micro_batch() -> None:
+    """The first forward and the last backward alone, m - 1 pairs of which no exchange shows."""
+    forward, backward = (
+        [("gemm", 2.0), ("exchange", 1.0), ("gemm", 2.0)],
+        [("gemm", 3.0), ("exchange", 1.5), ("gemm", 3.0)],
+    )
+    for m in (1, 2, 5, 40):
+        alone = equal_stages_job(num_stages=1, num_micro_batches=m, forward=forward, backward=backward)
+        beside = replace(alone, overlap_exchanges=True)
+        steps = [simulate_step(job, interference=NONE, fidelity="kernel").step_time_s for job in (alone, beside)]
+        assert steps[0] == pytest.approx(12.5 * m)
+        assert steps[1] == pytest.approx(5.0 + 7.5 + 10.0 * (m - 1))
+
+
+def test_an_exchange_longer_than_what_hides_it_shows() -> None:
+    forward = [("gemm", 1.0), ("exchange", 9.0), ("gemm", 1.0)]
+    backward = [("gemm", 0.5), ("exchange", 0.25), ("gemm", 0.5)]
+    job = equal_stages_job(
+        num_stages=1, num_micro_batches=11, forward=forward, backward=backward, overlap_exchanges=True
+    )
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    # A pair: a kernel of each, the forward's exchange beside the other kernel of the backward, its own other kernel.
+    assert step.step_time_s == pytest.approx(11.0 + 1.25 + 10 * (0.5 + 1.0 + 9.0 + 1.0))
+    assert step.breakdown["expert_s"] == pytest.approx(9.0 + 0.25 + 10 * 8.5)

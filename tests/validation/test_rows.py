@@ -109,10 +109,16 @@ def test_sharding(text: str, meaning: str) -> None:
         ("cuda_graph full_iteration/[]; moe_a2a_overlap", OverlapFlags(cuda_graphs=True, expert_exchange=True)),
         (
             "cuda_graph transformer_engine/['attn', 'moe_router']; dispatcher hybridep",
-            OverlapFlags(expert_dispatcher="hybridep", expert_exchange=False, graph_scope=("attn", "moe_router")),
+            OverlapFlags(
+                cuda_graphs=False,
+                expert_dispatcher="hybridep",
+                expert_exchange=False,
+                graph_scope=("attn", "moe_router"),
+            ),
         ),
         ("EP overlap", OverlapFlags(expert_exchange=True)),
-        ("cuda_graph transformer_engine/mlp", OverlapFlags()),
+        ("cuda_graph transformer_engine/mlp", OverlapFlags(cuda_graphs=False)),
+        ("HybridEP; full-iteration CUDA graphs; ", OverlapFlags(cuda_graphs=True, expert_dispatcher="hybridep")),
         ("LAYER_CUDA_GRAPH,SHARP vboost", OverlapFlags(cuda_graphs=True, in_network_reduction=True)),
         ("kernel=flash_attention2 + RMS kernel", OverlapFlags(fused_norm=True)),
         ("kernel=torch; unfused RMSNorm", OverlapFlags(fused_norm=False)),

@@ -35,8 +35,8 @@ class ScheduleKind:
     posts_receives: bool
 
 
-def _megatron(p: int, v: int, m: int, stage: int) -> StageOrder:
-    return stage_order(pipeline_parallel=p, virtual_pipeline=v, num_micro_batches=m, rank=stage)
+def _megatron(p: int, v: int, m: int, stage: int, ahead: int = 0) -> StageOrder:
+    return stage_order(pipeline_parallel=p, virtual_pipeline=v, num_micro_batches=m, rank=stage, ahead=ahead)
 
 
 SCHEDULES: dict[str, ScheduleKind] = {
@@ -132,6 +132,7 @@ def build_schedule(
     virtual_pipeline: int,
     num_micro_batches: int,
     lines: tuple[str, ...] = (),
+    ahead: int = 0,
 ) -> PipelineSchedule:
     """The schedule of that name for these stages.
 
@@ -141,6 +142,7 @@ def build_schedule(
         virtual_pipeline: chunks a stage.
         num_micro_batches: micro-batches.
         lines: of "custom": one a stage, see `file.parse_orders`.
+        ahead: forwards that Megatron's schedules run ahead, see `megatron.num_warm_up_forwards`.
 
     Raises:
         SpecError: see `check_shape`, `file.parse_orders`.
@@ -151,6 +153,8 @@ def build_schedule(
         virtual_pipeline=virtual_pipeline,
         num_micro_batches=num_micro_batches,
     )
+    if ahead and name not in ("no-pipelining", "interleaved"):
+        raise SpecError("schedule", name, "runs no forward ahead", "use no-pipelining or interleaved")
     if name == CUSTOM:
         return parse_orders(
             lines,
@@ -168,6 +172,6 @@ def build_schedule(
         name=name,
         num_micro_batches=m,
         placement=placement,
-        orders=tuple(kind.make(p, v, m, s) for s in range(p)),
+        orders=tuple(_megatron(p, v, m, s, ahead) if ahead else kind.make(p, v, m, s) for s in range(p)),
         is_periodic=kind.is_periodic,
     )

@@ -11,18 +11,23 @@ import numpy as np
 from echo_explore.specs.schedules.passes import Ints, PassKind, StageOrder
 
 
-def num_warm_up_forwards(*, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int) -> int:
+def num_warm_up_forwards(
+    *, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int, ahead: int = 0
+) -> int:
     """Forwards that the stage runs before its first backward.
 
     With p stages, v chunks a stage, m micro-batches, on stage r: p - r - 1 for v = 1, else 2 (p - r - 1) + (v - 1) p;
-    m v at most. Valid for p >= 1.
+    m v at most. `ahead` more where each forward runs together with a backward that must not need it (1 with
+    overlap_moe_expert_parallel_comm). Valid for p >= 1.
     """
     behind = pipeline_parallel - rank - 1
     wanted = behind if virtual_pipeline == 1 else 2 * behind + (virtual_pipeline - 1) * pipeline_parallel
-    return min(wanted, num_micro_batches * virtual_pipeline)
+    return min(wanted + ahead, num_micro_batches * virtual_pipeline)
 
 
-def stage_order(*, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int) -> StageOrder:
+def stage_order(
+    *, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int, rank: int, ahead: int = 0
+) -> StageOrder:
     """The order of stage `rank`.
 
     Forward number k runs micro-batch `group * p + k mod p` of chunk `(k div p) mod v`, in groups of p micro-batches;
@@ -41,6 +46,7 @@ def stage_order(*, pipeline_parallel: int, virtual_pipeline: int, num_micro_batc
         virtual_pipeline=virtual_pipeline,
         num_micro_batches=num_micro_batches,
         rank=rank,
+        ahead=ahead,
     )
     # Forward k lies at k, at 2k - warm_up once backwards alternate with it; backward k behind forward k + warm_up.
     forward_at = np.where(number < warm_up, number, 2 * number - warm_up)
