@@ -38,6 +38,7 @@ MODELS = (
 )
 STACKS = (
     *("megatron-core", "megatron-2022", "megatron-deepspeed", "aleph-scaling", "nemo-megatron", "megatron-bridge"),
+    "megatron-bridge-graphs",
     "nanotron",
     *("torchtitan-fsdp2", "torchtitan-eager", "fms-fsdp", "llm-foundry-fsdp", "llm-foundry-fsdp-hopper", "torch-ddp"),
 )
