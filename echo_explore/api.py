@@ -20,6 +20,7 @@ def predict(
     options: "SimulationOptions | None" = None,
     timeline: str | Path | None = None,
     calibration: str | Path | None = None,
+    interference: str | None = None,
     **job: Any,
 ) -> "Prediction":
     """The predicted step of one training job.
@@ -29,19 +30,24 @@ def predict(
         options: fidelity, folding and what-if factors.
         timeline: file to write a Perfetto trace to.
         calibration: a calibration file whose coefficients replace the shipped ones.
+        interference: physical (the default), constant or none.
         job: the fields of JobOptions: model, cluster, layout, global_batch_size, micro_batch_size, ...
 
     Raises:
         SpecError: something in `job` is wrong.
         TraceError, MissingExtra: the program could not be traced.
     """
-    from echo_explore.simulate import SimulationOptions, default_simulator
+    from echo_explore.simulate import DEFAULT_INTERFERENCE, SimulationOptions, default_simulator
     from echo_explore.tracing import CachedTracer
 
     if candidate is None:
         candidate = candidate_of(job_options({"micro_batch_size": 1, **job}))
     with CachedTracer() as tracer:
-        simulator = default_simulator(tracer=tracer, calibration=Path(calibration) if calibration else None)
+        simulator = default_simulator(
+            tracer=tracer,
+            interference=interference or DEFAULT_INTERFERENCE,
+            calibration=Path(calibration) if calibration else None,
+        )
         return simulator.predict(
             candidate, options or SimulationOptions(), timeline=Path(timeline) if timeline else None
         )

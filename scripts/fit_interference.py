@@ -12,8 +12,20 @@ import sys
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from echo_explore.calibration.overlap import fit_overlap, write_calibration
 from echo_explore.interference.coefficients import shipped_coefficients
+from echo_explore.interference.contention import collective_slowdown
+from echo_explore.interference.loads import KernelLoads, Traffic
+from echo_explore.interference.measured import (
+    ARITHMETIC_FRACTION,
+    LINK_EFFICIENCY,
+    MANY_BLOCKS,
+    MEMORY_FRACTION,
+    chip_of,
+)
+from echo_explore.specs import load_cluster
 
 SOURCE = (
     "Kernels alone and beside collectives: NetX-lab/Echo-slowdown (2024), facebookresearch/HolisticTraceAnalysis (2023)"
@@ -43,7 +55,28 @@ def main() -> None:
 
 
 def _print_comm_side(path: Path) -> None:
-    """Median slowdown of collectives of 1 MiB and more; the model's lie between 1 and 2 / (2 - 1) = 2."""
+    """Median slowdown of collectives of 1 MiB and more, and the model's beside a large product on an A100.
+
+    The products of that table run in another process, which takes turns with the collective: only light load compares.
+    """
+    device = load_cluster("a100-40gb-hdr")
+    link = device.node.link_bandwidth_bytes_per_s
+    product = KernelLoads(
+        time_s=np.array([np.inf]),
+        memory_fraction=np.array([MEMORY_FRACTION["gemm"]]),
+        arithmetic_fraction=np.array([ARITHMETIC_FRACTION["gemm"]]),
+        num_blocks=np.array([MANY_BLOCKS]),
+        blocks_per_sm=np.array([1.0]),
+        fixed_grid=np.array([False]),
+    )
+    ring = Traffic(
+        num_channels=24,
+        link_bytes_per_s=LINK_EFFICIENCY["simple"] * link,
+        link_peak_bytes_per_s=link,
+        burst_bytes=0.0,
+    )
+    factor = collective_slowdown(product, ring, chip_of(device), shipped_coefficients().sharing)[0]
+    print(f"collective side, model, A100 over NVLink beside a large product: {factor:.2f}")
     groups: dict[tuple[str, str], list[float]] = {}
     with path.open(encoding="utf-8-sig", newline="") as handle:
         for row in csv.DictReader(handle):

@@ -10,6 +10,9 @@ from echo_explore.core import SpecError
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+EXPERT_CHANNELS = 20
+"""SMs that a fused dispatch or combine of experts takes [DeepSeek-V3, arXiv 2412.19437, section 3.2.2, 2024]."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelLoads:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from echo_explore.core import SpecError
 from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients
 from echo_explore.interference.contention import kernel_slowdown
-from echo_explore.interference.loads import Chip, Floats, KernelLoads, Traffic
+from echo_explore.interference.loads import EXPERT_CHANNELS, Chip, Floats, KernelLoads, Traffic
 from echo_explore.interference.residual import Residual
 from echo_explore.specs import ClusterSpec, load_cluster
 
@@ -49,8 +49,6 @@ MESSAGE_BYTES = 25 * 2.0**20
 """Where the table does not say: a bucket of DistributedDataParallel [PyTorch 2.1, bucket_cap_mb, 2023]."""
 NUM_RANKS = 8
 """Where the table does not say."""
-EXPERT_CHANNELS = 20
-"""SMs that dispatch and combine of experts take [DeepSeek-V3, arXiv 2412.19437, section 3.2.2, 2024]."""
 EXPERT_BYTES_PER_S = 50e9
 """Over the card of a GPU between nodes [DeepEP README, 43 to 58 GB/s, 2025]."""
 TYPICAL_THREADS = 256.0

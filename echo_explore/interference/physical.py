@@ -15,7 +15,7 @@ from echo_explore.interference.graph_loads import (
     weight_gradient_loads,
     weight_gradient_share,
 )
-from echo_explore.interference.loads import Floats, KernelLoads, Traffic
+from echo_explore.interference.loads import EXPERT_CHANNELS, Floats, KernelLoads, Traffic
 from echo_explore.interference.pair_table import PairTable
 from echo_explore.interference.pairing import Ints
 from echo_explore.specs import DeviceSpec
@@ -24,6 +24,8 @@ _TIME_STEPS = 24
 """Kernels whose times differ by less than 3 % (a 24th of an octave) share a row of the table."""
 _SHARE_STEPS = 50
 """Shares within 2 % of each other do too."""
+PCIE_CHANNELS = 2
+"""Of a ring over PCIe: the least that it runs twice (assumed, 2026-11)."""
 _UNMOVED = (Collective.NONE, Collective.BARRIER)
 
 
@@ -151,6 +153,8 @@ def traffic_of(
     in_domain: bool,
     time_s: float,
     link_bytes_per_s: float,
+    over_pcie: bool = False,
+    fused: bool = False,
 ) -> Traffic:
     """A priced collective as its GPU feels it.
 
@@ -166,7 +170,13 @@ def traffic_of(
         in_domain: all of them share scale-up links.
         time_s: alone.
         link_bytes_per_s: peak of the scale-up link of a GPU, one direction.
+        over_pcie: that link is PCIe, which two channels fill.
+        fused: a dispatch or combine of experts in one kernel.
     """
+    if fused:
+        num_channels = EXPERT_CHANNELS
+    elif over_pcie:
+        num_channels = min(num_channels, PCIE_CHANNELS)
     rate = min(wire_bytes / time_s, link_bytes_per_s) if time_s > 0 else 0.0
     burst = min(num_channels * chunk_bytes, message_bytes / max(num_ranks, 1)) if in_domain else 0.0
     return Traffic(
@@ -174,6 +184,7 @@ def traffic_of(
         link_bytes_per_s=rate,
         link_peak_bytes_per_s=link_bytes_per_s,
         burst_bytes=burst,
+        exclusive=fused,
         time_s=time_s if time_s > 0 else 0.0,
     )
 

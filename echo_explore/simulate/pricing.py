@@ -37,7 +37,7 @@ class Pricer:
         self._what_if = what_if
         self._pairing = pairing
         self._shapes: dict[Axis, GroupShape] = {}
-        self._traffic: dict[tuple[GroupShape, Collective, float, DType, float], int] = {}
+        self._traffic: dict[tuple[CollectiveRequest, float, bool], int] = {}
         self.extrapolated: dict[str, None] = {}
 
     def over(self, candidate: Candidate) -> "Pricer":
@@ -66,11 +66,19 @@ class Pricer:
                 time_s[row], sigma_log[row] = self.ring_step(axis, kind, size, dtype)
             else:
                 time_s[row], sigma_log[row] = self.collective(axis, kind, size, dtype)
-            pair_class[row] = self.traffic_class(axis, kind, size, dtype, time_s=float(time_s[row]))
+            fused = bool(graph.dims[row, 0] > 0)
+            pair_class[row] = self.traffic_class(axis, kind, size, dtype, time_s=float(time_s[row]), fused=fused)
         return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
 
     def traffic_class(
-        self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE, *, time_s: float
+        self,
+        axis: Axis,
+        kind: Collective,
+        message_bytes: float,
+        dtype: DType = DType.NONE,
+        *,
+        time_s: float,
+        fused: bool = False,
     ) -> int:
         """What column of the interference table a collective over the group of `axis` has.
 
@@ -80,20 +88,20 @@ class Pricer:
             message_bytes: nccl-tests' S.
             dtype: of its elements.
             time_s: its price.
+            fused: an `exchange`, whose blocks have their SMs to themselves.
         """
         shape = self.shape(axis)
-        key = (shape, kind, message_bytes, dtype, time_s)
+        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
+        key = (request, time_s, fused)
         if key not in self._traffic:
-            self._traffic[key] = self._traffic_class(shape, kind, message_bytes, dtype, time_s)
+            self._traffic[key] = self._traffic_class(request, time_s, fused=fused)
         return self._traffic[key]
 
-    def _traffic_class(
-        self, shape: GroupShape, kind: Collective, message_bytes: float, dtype: DType, time_s: float
-    ) -> int:
+    def _traffic_class(self, request: CollectiveRequest, time_s: float, *, fused: bool) -> int:
+        shape, kind, message_bytes = request.group, request.collective, request.message_bytes
         if shape.num_ranks < 2 or time_s <= 0:
             return self._pairing.traffic_class(kind, NO_TRAFFIC)
         cluster = self._candidate.cluster
-        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
         plan = self._collective.plan(request, cluster)
         traffic = traffic_of(
             num_channels=plan.num_sms,
@@ -104,6 +112,8 @@ class Pricer:
             in_domain=shape.num_nodes == 1,
             time_s=time_s,
             link_bytes_per_s=cluster.node.link_bandwidth_bytes_per_s,
+            over_pcie=cluster.node.link == "pcie",
+            fused=fused,
         )
         return self._pairing.traffic_class(kind, traffic)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from echo_explore.graph import Collective, DType, OpClass, OpRow, Phase, build_graph
 from echo_explore.interference import PhysicalInterference
+from echo_explore.interference.loads import Traffic
 from echo_explore.interference.physical import PhysicalPairing, traffic_of, wire_bytes
 from echo_explore.specs import load_cluster
 
@@ -89,3 +90,23 @@ def test_wire_bytes_follow_nccl_tests() -> None:
     assert wire_bytes(Collective.ALL_GATHER, 8.0, 4) == pytest.approx(6.0)
     assert wire_bytes(Collective.SEND, 8.0, 2) == 8.0
     assert wire_bytes(Collective.ALL_REDUCE, 8.0, 1) == 0.0
+
+
+def test_two_channels_fill_pcie_and_fused_exchanges_are_exclusive() -> None:
+    over_pcie = traffic(over_pcie=True, link_bytes_per_s=3.15e10)
+    assert over_pcie.num_channels == 2
+    fused = traffic(fused=True)
+    assert fused.exclusive
+    assert fused.num_channels == 20
+    job = pairing()
+    classes = job.kernel_classes(build_graph((STREAM,)), np.array([5e-5]))
+    columns = [job.traffic_class(Collective.ALL_TO_ALL, t) for t in (traffic(), fused)]
+    table = job.pair_table()
+    assert table.compute[classes[0], columns[1]] >= 108 / 88 - 1e-9
+
+
+def traffic(**given: float) -> Traffic:
+    """As `reduction`, typed."""
+    found = reduction(**given)
+    assert isinstance(found, Traffic)
+    return found
