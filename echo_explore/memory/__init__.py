@@ -2,7 +2,14 @@
 
 from echo_explore.memory.advice import Change, cheapest_changes
 from echo_explore.memory.bound import memory_lower_bound
-from echo_explore.memory.profile import SHARED_WEIGHT, MemoryProfile, StageMemory, memory_profile, stage_chunks
+from echo_explore.memory.profile import (
+    SHARED_WEIGHT,
+    MemoryProfile,
+    StageMemory,
+    memory_profile,
+    prediction_embedding,
+    stage_chunks,
+)
 
 __all__ = [
     "SHARED_WEIGHT",
@@ -12,5 +19,6 @@ __all__ = [
     "cheapest_changes",
     "memory_lower_bound",
     "memory_profile",
+    "prediction_embedding",
     "stage_chunks",
 ]

@@ -8,7 +8,7 @@ from echo_explore.graph import ChunkShape, Parameter, Piece, Trace
 from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
 from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
-from echo_explore.specs import Candidate, ParallelConfig
+from echo_explore.specs import Candidate, ModelSpec, ParallelConfig
 from echo_explore.specs.schedules import PipelineSchedule
 
 
@@ -217,7 +217,10 @@ def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
 
 
 def stage_parameters(candidate: Candidate, trace: Trace, shapes: Sequence[ChunkShape]) -> list[Parameter]:
-    """Parameters of a stage; a tied embedding whose two uses lie on the stage counts once."""
+    """Parameters of a stage; a tied embedding whose two uses lie on the stage counts once.
+
+    Multi-token prediction wants an embedding beside the loss: see `prediction_embedding`.
+    """
     names = [name for shape in shapes for name in shape.piece_names(trace.layer_kinds)]
     once = candidate.model.tied_embeddings and "embedding" in names and "head" in names
     return [
@@ -225,7 +228,18 @@ def stage_parameters(candidate: Candidate, trace: Trace, shapes: Sequence[ChunkS
         for name in names
         for parameter in trace.pieces[name].parameters
         if not (once and name == "head" and parameter.name.endswith(SHARED_WEIGHT))
-    ]
+    ] + [parameter for shape in shapes for parameter in prediction_embedding(candidate.model, trace, shape)]
+
+
+def prediction_embedding(model: ModelSpec, trace: Trace, shape: ChunkShape) -> tuple[Parameter, ...]:
+    """Parameters of the embedding that multi-token prediction keeps in the chunk of the loss, where it has no other.
+
+    A tied output matrix serves for it [megatron-core 0.16.1, gpt_model.py, 2026-12-01].
+    """
+    wanted = model.multi_token_prediction_layers > 0 and not model.tied_embeddings
+    if not wanted or not shape.has_head or shape.has_embedding:
+        return ()
+    return trace.pieces["embedding"].parameters
 
 
 def chunk_memory(pieces: Sequence[Piece]) -> ChunkMemory:

@@ -16,7 +16,7 @@ from echo_explore.graph import (
     concatenate,
     input_rows,
 )
-from echo_explore.memory import SHARED_WEIGHT, stage_chunks
+from echo_explore.memory import SHARED_WEIGHT, prediction_embedding, stage_chunks
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
 from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
 from echo_explore.simulate.pricing import Pricer
@@ -113,6 +113,7 @@ class JobBuilder:
             for p in piece.parameters
             if not (once and names[i] == "head" and p.name.endswith(SHARED_WEIGHT))
         ]
+        parameters += [(p, len(pieces) - 1) for p in prediction_embedding(self._candidate.model, self._trace, shape)]
         forward_ends, backward_ends, forward, backward = [], [0] * len(pieces), 0, 0
         for piece in pieces:
             forward += piece.forward.num_ops
@@ -275,7 +276,9 @@ class JobBuilder:
         late = [b for b in flat if self._group(expert=b.expert) > 1] if sharded and not self._gathers_overlap else []
         stage_of, _ = candidate.schedule.stage_and_chunk()
         holders = {int(stage_of[0]), int(stage_of[-1])}
-        tied = candidate.model.tied_embeddings and stage in holders and len(holders) > 1
+        model = candidate.model
+        shared = model.tied_embeddings or model.multi_token_prediction_layers > 0
+        tied = shared and stage in holders and len(holders) > 1
         embedding = [p for p in self._trace.pieces["embedding"].parameters if p.name.endswith("word_embeddings.weight")]
         return EpilogueFacts(
             num_elements=total,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from echo_explore.tracing import expert_ops, fused_dispatch, router_ops
+from echo_explore.tracing import expert_ops, fused_dispatch, latent_attention, router_ops
 
 Tensor = torch.Tensor
 _SCHEMAS = (
@@ -71,7 +71,7 @@ def register() -> None:
         return
     make: Any = torch.library.Library
     library = make("echo", "DEF")
-    modules = (expert_ops, router_ops, fused_dispatch)
+    modules = (expert_ops, router_ops, fused_dispatch, latent_attention)
     for schema in (*_SCHEMAS, *(schema for module in modules for schema in module.SCHEMAS)):
         library.define(schema)
     for implementations in (_IMPLEMENTATIONS, *(module.IMPLEMENTATIONS for module in modules)):

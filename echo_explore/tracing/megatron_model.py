@@ -17,6 +17,7 @@ from echo_explore.tracing.core_attention import FlashCoreAttention
 from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.gathered_inputs import keep_gathered_inputs
+from echo_explore.tracing.latent_attention import DuplicatedLinear, unfused_core_attention
 from echo_explore.tracing.quantise import FORMATS
 from echo_explore.tracing.request import TraceRequest, unsupported
 
@@ -65,11 +66,13 @@ def start_cluster(degrees: Degrees) -> dict[str, Axis]:
     """Be one rank of a fake cluster; the axis of every process group by its name."""
     from megatron.core import parallel_state
     from megatron.core.transformer.moe import fused_a2a, moe_utils
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     parallel_state.destroy_model_parallel()
     fused_dispatch.forget_buffers(fused_a2a)
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None  # a fake tensor of the trace before
     moe_utils.get_moe_layer_wise_logging_tracker().clear()
+    MTPLossLoggingHelper.tracker = {}
     fake_cluster.start(degrees.rank, degrees.world_size)
     parallel_state.initialize_model_parallel(
         degrees.tensor,
@@ -172,6 +175,21 @@ def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _latent(model: ModelSpec) -> dict[str, Any]:
+    """Multi-latent attention; YaRN's angles are made once, and its fused kernels are those of production jobs."""
+    mla = model.mla
+    if mla is None:
+        return {}
+    return {
+        "q_lora_rank": mla.q_lora_rank or None,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "rope_type": "yarn",
+    }
+
+
 def _recompute(name: str) -> dict[str, Any]:
     if name == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -198,7 +216,7 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
     Raises:
         TraceError: Megatron refuses it; the message is Megatron's.
     """
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     model, fused = request.model, request.fusion == "fused"
     dtype = DTYPES[request.precision]
@@ -217,6 +235,7 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias,
         "qk_layernorm": model.qk_norm,
+        "mtp_num_layers": model.multi_token_prediction_layers or None,
         "hidden_dropout": rate,
         "attention_dropout": rate,
         "tensor_model_parallel_size": degrees.tensor,
@@ -248,10 +267,10 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "batch_p2p_sync": False,
         "deallocate_pipeline_outputs": True,
     }
-    settings |= _experts(request, kinds)
+    settings |= _experts(request, kinds) | _latent(model)
     settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees)
     try:
-        return TransformerConfig(**settings)
+        return (MLATransformerConfig if model.mla else TransformerConfig)(**settings)
     except (AssertionError, ValueError, TypeError) as error:
         raise TraceError(f"megatron-core refuses the configuration: {_first_line(error)}") from error
 
@@ -279,6 +298,7 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
     normalization = "RMSNorm" if request.model.normalization == "rmsnorm" else None
+    latent = request.model.mla is not None
     eager_norm = normalization is not None and request.fusion == "eager"
 
     def spec_of(kind: str) -> Any:
@@ -286,11 +306,17 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
             num_experts=config.num_moe_experts if kind == "moe" else None,
             moe_grouped_gemm=kind == "moe",
             moe_use_legacy_grouped_gemm=kind == "moe",
-            qk_layernorm=request.model.qk_norm,
+            qk_layernorm=request.model.qk_norm or latent,
+            multi_latent_attention=latent,
             normalization=normalization,
         )
+        parts = spec.submodules.self_attention.submodules
+        if latent:
+            parts.linear_q_down_proj = parts.linear_kv_down_proj = DuplicatedLinear
         if request.attention == "flash":
-            spec.submodules.self_attention.submodules.core_attention = FlashCoreAttention
+            parts.core_attention = FlashCoreAttention
+        elif latent:
+            parts.core_attention = unfused_core_attention()
         if eager_norm:
             spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = EagerRmsNorm
         return spec
@@ -302,6 +328,19 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
         layer_specs=[spec_of("moe" if experts[n] else "dense") for n in range(first, first + count)],
         layer_norm=EagerRmsNorm if eager_norm else WrappedTorchNorm if normalization else FusedLayerNorm,
     )
+
+
+def _prediction_spec(request: TraceRequest, config: Any, block: Any, stage: int | None) -> Any:
+    """Multi-token prediction of the chunk that holds the loss: layers as the last of the model; None elsewhere."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
+    if not request.model.multi_token_prediction_layers:
+        return None
+    spec = get_gpt_mtp_block_spec(config, block, use_transformer_engine=False, vp_stage=stage)
+    for layer in spec.layer_specs if spec is not None else ():
+        parts = layer.submodules
+        parts.enorm = parts.hnorm = parts.layer_norm = block.layer_norm
+    return spec
 
 
 def build_chunks(
@@ -326,11 +365,12 @@ def build_chunks(
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
     for number in range(degrees.virtual) if only is None else (only,):
         stage = number if degrees.virtual > 1 else None
+        block = _block_spec(request, config, stage)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             chunk = GPTModel(
                 config,
-                _block_spec(request, config, stage),
+                block,
                 model.padded_vocab_size(degrees.tensor),
                 model.max_sequence_length,
                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -338,6 +378,7 @@ def build_chunks(
                 parallel_output=True,
                 share_embeddings_and_output_weights=tied,
                 position_embedding_type=positions[model.position_embedding],
+                mtp_block_spec=_prediction_spec(request, config, block, stage),
                 vp_stage=stage,
             )
         if model.embedding_norm and chunk.pre_process:

@@ -270,7 +270,7 @@ class _Cutter:
         pieces["head"] = self._piece(
             (self._bounds[-1].row, self._forward.last_row),
             (self._backward.first_row, self._backward_first[-1]),
-            ("decoder.final_layernorm.", "output_layer."),
-            float(rest),
+            ("decoder.final_layernorm.", "output_layer.", "mtp."),
+            float(rest) + self._saved_change_bytes.get(-1, 0.0),
         )
         return pieces

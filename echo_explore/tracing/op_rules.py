@@ -211,6 +211,19 @@ def _rope(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     return Kernel(op_class=OpClass.ROPE, dims=(outputs[0].numel(),), dtype=outputs[0].dtype)
 
 
+def _latent_query(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """The rotary part of each head in place."""
+    query, cos, sin = inputs
+    part = query.numel() // query.shape[-1] * cos.shape[-1]
+    size = float(part * query.element_size())
+    read = size + tensor_bytes(cos) + tensor_bytes(sin)
+    return Kernel(op_class=OpClass.ROPE, dims=(part,), bytes_read=read, bytes_written=size, dtype=query.dtype)
+
+
+def _latent_keys(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    return Kernel(op_class=OpClass.ROPE, dims=(sum(t.numel() for t in outputs),), dtype=outputs[0].dtype)
+
+
 def _reduction(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     dims = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
     return Kernel(op_class=OpClass.REDUCTION, dims=dims, dtype=inputs[0].dtype if inputs else None)
@@ -324,6 +337,9 @@ RULES: dict[str, Rule] = {
     "aten._fused_rms_norm_backward": _norm,
     "echo.rope": _rope,
     "echo.rope_backward": _rope,
+    "echo.latent_rope_query": _latent_query,
+    "echo.latent_rope_keys": _latent_keys,
+    "echo.latent_rope_keys_backward": _latent_keys,
     "aten.index_put": _index_put,
     "aten.index_put_": _index_put,
     "aten.embedding": _embedding,

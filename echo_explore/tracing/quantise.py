@@ -11,7 +11,10 @@ import torch
 
 from echo_explore.graph import DType, OpClass, OpKind, OpRow, Phase
 
-_LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+_LINEARS = (
+    "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
+    "linear_kv_down_proj", "linear_kv_up_proj", "eh_proj",
+)  # fmt: skip
 _BF16_BYTES = 2.0
 
 
@@ -66,6 +69,7 @@ class Quantiser:
             self._narrow.add(place)
         if row.phase is Phase.FORWARD:
             twice = row.module.endswith("linear_proj") and self.keeps_attention_output
+            twice |= row.module.endswith("linear_kv_down_proj")  # the projection of queries keeps the same input
             change = self.format.element_bytes - (0.0 if twice else _BF16_BYTES)
             self.saved_change_bytes[row.layer] = self.saved_change_bytes.get(row.layer, 0.0) + change * array.numel()
         return True

@@ -81,10 +81,9 @@ def unsupported(request: TraceRequest) -> str | None:
             "precision: fp32 is not traced for experts; grouped products take 16 bits and narrower",
         ),
         (model.moe is not None and model.linear_bias, "model.linear_bias: experts have no biases; use false"),
-        (model.mla is not None, "model.mla: multi-latent attention is not traced yet"),
         (
-            model.multi_token_prediction_layers > 0,
-            "model.multi_token_prediction_layers: multi-token prediction is not traced yet",
+            model.mla is not None and model.position_embedding != "rope",
+            f"model.position_embedding = {model.position_embedding}: multi-latent attention has rotary parts; use rope",
         ),
         *_context_refusals(request),
         (

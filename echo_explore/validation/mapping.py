@@ -121,7 +121,7 @@ def model_of(row: MeasuredRow) -> ModelSpec:
         "qk_norm": "qk-layernorm=true" in extra,
         "moe": moe_of(row),
         "mla": _mla(extra),
-        "multi_token_prediction_layers": int(found[1]) if (found := re.search(r"mtp-num-layers=(\d+)", extra)) else 0,
+        "multi_token_prediction_layers": _prediction_layers(extra),
     }
     if head_dim:
         fields["head_dim"] = int(head_dim[1])
@@ -147,6 +147,13 @@ def moe_of(row: MeasuredRow) -> dict[str, int] | None:
         "shared_ffn_hidden_size": shared,
         "first_dense_layers": int(leading[1]) if leading else 0,
     }
+
+
+def _prediction_layers(extra: str) -> int:
+    """Multi-token prediction layers; a recipe that has them has one (Megatron-Bridge, deepseek_v3.py, 2025)."""
+    if found := re.search(r"mtp-num-layers=(\d+)", extra):
+        return int(found[1])
+    return int("mtp per recipe" in extra)
 
 
 def _mla(extra: str) -> dict[str, int] | None:

@@ -152,7 +152,6 @@ def test_reasons(cells: dict[str, str], reason: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"attn_extra": "multi-latent-attention=True"}, "model.mla: multi-latent attention is not traced yet"),
         (
             {"cp": "2", "dp": "1", "flash_attention": "False"},
             "attention: context parallelism needs a fused kernel; use flash",
