@@ -78,6 +78,7 @@ class JobBuilder:
             overlap_p2p=bool(recipe.overlap_p2p) and layout.virtual_pipeline > 1,
             host_call_s=stack.host_call_s * host_factor,
             host_backward_call_s=stack.host_backward_call_s * host_factor,
+            host_expert_call_s=stack.host_backward_call_s * host_factor if stack.experts_apart else 0.0,
             overlap_exchanges=candidate.overlaps_exchanges,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
         )

@@ -124,6 +124,8 @@ class StackProfile(StrictModel):
         sharding: how fsdp2 shards; counts for that framework only.
         buckets: gradient buckets of ddp; counts for that framework only.
         expert_dispatcher, overlap_shared_experts, overlap_expert_exchange: see TrainingRecipe.
+        experts_apart: a grouped product runs as one product an expert, and so does the cast of its input, each launched
+            by itself from C++ (Transformer Engine); else as one kernel.
         fused_router: the router of a mixture runs as Transformer Engine's fused kernels (Megatron's moe_router_fusion).
         compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
     """
@@ -158,6 +160,7 @@ class StackProfile(StrictModel):
     overlap_shared_experts: bool = False
     overlap_expert_exchange: bool = False
     fused_router: bool = False
+    experts_apart: bool = False
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
     memory: MemorySpec
     sharding: ShardingSpec = Field(default_factory=ShardingSpec)

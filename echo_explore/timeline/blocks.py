@@ -9,7 +9,7 @@ import numpy as np
 
 from echo_explore.graph import TimedGraph
 from echo_explore.graph.coalesce import coalesce
-from echo_explore.graph.execution_graph import Ints
+from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.charges import charge_rank
@@ -118,7 +118,7 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                         break_after=broken if phase != PassKind.FORWARD else (),
                     )
                     timed, rows = coarse.timed, coarse.row_of
-                host = host_row_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
+                host = _host(job, timed)
                 expanded.append(expand(timed, host_row_s=host))
                 row_of.append(rows)
     collapsed, num_ops = _measure(expanded, pairs)
@@ -156,7 +156,7 @@ def _pairs(
                 if number[s, f, b] < len(together):
                     continue
                 timed = interleave(behind.backward, ahead.forward)
-                host = host_row_seconds(timed, call_s=job.host_call_s, backward_call_s=job.host_backward_call_s)
+                host = _host(job, timed)
                 if fidelity == "block":
                     coarse = coalesce(timed)
                     timed = coarse.timed
@@ -169,6 +169,16 @@ def _pairs(
         share = alone_s / alone_s.sum() if alone_s.sum() > 0 else np.full(2, 0.5)
         halves += [scaled(body, float(x)) for x in share]
     return number, tuple(halves), num_ops
+
+
+def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
+    """(num_rows,) seconds of the host for each row."""
+    return host_row_seconds(
+        timed,
+        call_s=job.host_call_s,
+        backward_call_s=job.host_backward_call_s,
+        expert_call_s=job.host_expert_call_s,
+    )
 
 
 def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template], int]:

@@ -24,6 +24,7 @@ def check_job(job: PipelineJob) -> None:
         raise SpecError("schedule", job.schedule, "needs every backward in two passes", "give ChunkJob.split")
     _check_seconds("host_call_s", job.host_call_s)
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
+    _check_seconds("host_expert_call_s", job.host_expert_call_s)
     _check_seconds("host_step_s", job.host_step_s)
     for s, stage in enumerate(job.stages):
         _check_seconds(f"stages[{s}].send_forward_s", stage.send_forward_s)

@@ -124,6 +124,7 @@ class PipelineJob:
         host_call_s: host time of one of `ExecutionGraph.host_calls` in a forward or recomputation; 0 with CUDA graphs.
             A forward or backward of a chunk lasts at least as long as its calls take the host.
         host_backward_call_s: the same in a backward.
+        host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
         host_step_s: host time once a step, after the epilogue.
     """
 
@@ -138,6 +139,7 @@ class PipelineJob:
     host_step_s: float
     schedule_lines: tuple[str, ...] = ()
     overlap_exchanges: bool = False
+    host_expert_call_s: float = 0.0
 
     @property
     def ahead(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Axis, OpKind, Phase, TimedGraph
+from echo_explore.graph import Axis, OpClass, OpKind, Phase, TimedGraph
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, Charge, Ops, Stream, check_times
 
@@ -45,11 +45,20 @@ class Template:
         return bool((self.ops.stream == Stream.DATA).any())
 
 
-def host_row_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> Floats:
-    """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward."""
+def host_row_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float, expert_call_s: float = 0.0) -> Floats:
+    """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward.
+
+    A grouped product, and the cast right ahead of it, stands for one of each expert: `expert_call_s` for each further.
+    """
     graph = timed.graph
     each_s: Floats = np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
-    return graph.host_calls.astype(np.float64) * each_s
+    row_s = graph.host_calls.astype(np.float64) * each_s
+    products = np.flatnonzero(graph.op_class == OpClass.GROUPED_GEMM)
+    further_s = np.maximum(graph.dims[products, 0] - 1, 0) * expert_call_s
+    row_s[products] += further_s
+    is_cast = (products > 0) & np.isin(graph.op_class[products - 1], (OpClass.COPY, OpClass.QUANTISE))
+    row_s[products[is_cast] - 1] += further_s[is_cast]
+    return row_s
 
 
 def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:

@@ -38,7 +38,6 @@ class OverlapFlags:
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
         expert_dispatcher: how tokens travel to experts.
         expert_exchange: exchanges of experts run beside another micro-batch.
-        graph_scope: parts of a layer that run from CUDA graphs, as Megatron's cuda_graph_scope names them.
         offload: activations are moved to host memory.
         narrow_reduction: gradients are reduced in 16 bits (Composer's mixed precision mode PURE).
     """
@@ -51,7 +50,6 @@ class OverlapFlags:
     first_flash: bool = False
     expert_dispatcher: ExpertDispatcher | None = None
     expert_exchange: bool | None = None
-    graph_scope: tuple[str, ...] = ()
     offload: bool = False
     narrow_reduction: bool = False
 
@@ -298,7 +296,6 @@ def normal_overlap(text: str) -> OverlapFlags:
         expert_dispatcher=_dispatcher(words),
         # A list of flags that names others and not this one says that it is off.
         expert_exchange=True if _EXCHANGE.search(words) else False if "dispatcher" in words else None,
-        graph_scope=tuple(re.findall(r"'(\w+)'", words)) if "cuda_graph transformer_engine" in words else (),
         in_network_reduction="sharp" in words,
         fused_norm=norm,
         first_flash="flash_attentionv1" in words,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from echo_explore.graph import OpKind, OpRow, Phase, TimedGraph, build_graph
+from echo_explore.graph import OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.interference import NoInterference
 from echo_explore.timeline.blocks import _measure
 from echo_explore.timeline.program import checked_pairs
-from echo_explore.timeline.templates import expand, host_seconds
+from echo_explore.timeline.templates import expand, host_row_seconds, host_seconds
 
 
 def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> None:
@@ -49,3 +49,15 @@ def test_nothing_starts_before_what_the_host_launched_ahead_of_it() -> None:
     kernel = OpRow(phase=Phase.FORWARD)
     sync = OpRow(kind=OpKind.HOST_SYNC, awaits=0)
     assert _body_s([kernel, kernel, sync, kernel], [1.0, 1.0, 0.0, 3.0], [5.0, 5.0, 0.0, 1.0]) == pytest.approx(13.0)
+
+
+def test_each_further_expert_is_a_call_of_its_own() -> None:
+    rows = [
+        OpRow(op_class=OpClass.COPY, host_calls=1),
+        OpRow(op_class=OpClass.GROUPED_GEMM, dims=(16, 256, 8, 8), host_calls=2),
+        OpRow(op_class=OpClass.GROUPED_GEMM, dims=(1, 256, 8, 8), host_calls=2),
+    ]
+    timed = TimedGraph(graph=build_graph(rows), time_s=np.zeros(3), sigma_log=np.zeros(3))
+    host = host_row_seconds(timed, call_s=1.0, backward_call_s=0.5, expert_call_s=0.25)
+    assert host.tolist() == [1 + 15 * 0.25, 2 + 15 * 0.25, 2]
+    assert host_row_seconds(timed, call_s=1.0, backward_call_s=0.5).tolist() == [1, 2, 2]

@@ -113,7 +113,6 @@ def test_sharding(text: str, meaning: str) -> None:
                 cuda_graphs=False,
                 expert_dispatcher="hybridep",
                 expert_exchange=False,
-                graph_scope=("attn", "moe_router"),
             ),
         ),
         ("EP overlap", OverlapFlags(expert_exchange=True)),
