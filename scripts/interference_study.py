@@ -14,11 +14,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from echo_explore.graph import OpClass, Phase, TimedGraph, build_graph
+from echo_explore.interference import Pairing, PairTable
+from echo_explore.interference.pairing import scaled
 from echo_explore.simulate import SimulationOptions, Simulator, WhatIf, default_simulator
 from echo_explore.simulate.jobs import build_job
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.specs import Candidate, JobOptions, candidate_of
-from echo_explore.tracing import CachedTracer
+from echo_explore.timeline import ChunkJob, PipelineJob, StageJob, simulate_step
+from echo_explore.tracing import CachedTracer, TraceService
 from echo_explore.tracing.request import request_of
 
 GPT2 = """schema = 1
@@ -72,6 +78,9 @@ ROWS = (
     Published(name="GPT-2", model=GPT2, overlapped_fraction=0.595, slowdown=1.481),
     Published(name="BERT-Large", model=BERT_LARGE, overlapped_fraction=0.592, slowdown=1.391),
 )
+VISION = Path(__file__).resolve().parent.parent / "examples" / "vision_step.py"
+VISION_ROWS = (("VGG19", "vgg19", 1.377), ("ResNet-152", "resnet152", 1.435))
+"""Further rows of the table: name, function of the script, slowdown."""
 KERNEL_SLOWDOWN = 1.378
 """Mean over the four kernels of the same table under a 25 MB all-reduce: 1.142, 1.508, 1.269 and 1.613."""
 
@@ -92,6 +101,8 @@ def main() -> None:
             for precision in args.precision:
                 for batch in args.batch:
                     print(line(tracer, row, path, precision, batch, args.sequence_length), flush=True)
+        for name, function, published in VISION_ROWS:
+            print(vision_line(tracer, name, function, published), flush=True)
     for row in ROWS:
         needed = 1 + (row.slowdown - 1) / row.overlapped_fraction
         measured = 1 + (KERNEL_SLOWDOWN - 1) * row.overlapped_fraction
@@ -135,19 +146,103 @@ def line(tracer: CachedTracer, row: Published, model: Path, precision: str, batc
 
 def mean_over_kernels(simulator: Simulator, candidate: Candidate) -> float:
     """Mean over the kernels of the backward of their slowdown beside the largest bucket."""
-    pairing = simulator.interference.pairing(candidate.cluster.device)
-    pricer = Pricer(
-        candidate,
-        compute=simulator.compute,
-        collective=simulator.collective,
-        what_if=WhatIf(),
-        pairing=pairing,
-    )
+    pairing, pricer = start(simulator, candidate, WhatIf())
     trace = simulator.tracer.trace(request_of(candidate))
     chunk = build_job(candidate, trace, pricer, WhatIf()).stages[0].chunks[0]
     bucket = max(chunk.buckets, key=lambda b: b.message_bytes)
     rows = chunk.backward.pair_class[chunk.backward.graph.is_compute]
     return float(pairing.pair_table().compute[rows, bucket.pair_class].mean())
+
+
+def start(simulator: Simulator, candidate: Candidate, what_if: WhatIf) -> tuple[Pairing, Pricer]:
+    """A new job: its pairing, and the pricer that fills it."""
+    pairing = simulator.interference.pairing(candidate.cluster.device)
+    pricer = Pricer(
+        candidate, compute=simulator.compute, collective=simulator.collective, what_if=what_if, pairing=pairing
+    )
+    return pairing, pricer
+
+
+def vision_line(tracer: CachedTracer, name: str, function: str, published: float) -> str:
+    """The same for a script of examples/vision_step.py: the whole rank as one graph, the host always ahead."""
+    with TraceService() as service:
+        graph = service.trace_script(VISION, function, world_size=8, rank=0)
+    if not (graph.op_class == OpClass.CONVOLUTION).any():
+        return (
+            f"{name}: the trace has no class for its convolutions, so their FLOP are not priced; published {published}"
+        )
+    simulator = default_simulator(tracer=tracer, interference="physical", allow_fallback=True)
+    candidate = candidate_of(
+        JobOptions(
+            model="gpt-22b",  # stands for nothing here: rows are priced by cluster and stack alone
+            cluster="a100-40gb-hdr",
+            layout="dp=8",
+            num_gpus=8,
+            global_batch_size=8,
+            micro_batch_size=1,
+            precision="fp32",
+            framework="ddp",
+        )
+    )
+    seconds, kernels, mean = {}, {}, 1.0
+    for case, factors, disturbs in (
+        ("full", {}, True),
+        ("undisturbed", {}, False),
+        ("silent", {"communication": 0.0}, False),
+    ):
+        pairing, pricer = start(simulator, candidate, WhatIf(factors=factors))
+        timed, nothing = pricer.price(graph), pricer.price(build_graph(()))
+        step = simulate_step(
+            whole_graph_job(timed, nothing),
+            interference=pairing if disturbs else NoFactors(pairing),
+            fidelity="kernel",
+        )
+        seconds[case], kernels[case] = step.step_time_s, step.breakdown["compute_s"]
+        if disturbs:
+            largest = max(np.flatnonzero(graph.is_collective), key=lambda row: float(graph.message_bytes[row]))
+            rows = graph.is_compute & (graph.phase == Phase.BACKWARD)
+            mean = float(pairing.pair_table().compute[timed.pair_class[rows], timed.pair_class[largest]].mean())
+    return (
+        f"{name}, fp32, 32 images: {seconds['full'] * 1e3:.1f} ms; {seconds['full'] / seconds['silent']:.3f} = "
+        f"{seconds['full'] / seconds['undisturbed']:.3f} x {seconds['undisturbed'] / seconds['silent']:.3f}; "
+        f"{kernels['full'] / kernels['undisturbed']:.3f}; {mean:.3f}; published {published}"
+    )
+
+
+class NoFactors:
+    """A pairing whose kernels and collectives do not disturb each other."""
+
+    def __init__(self, pairing: Pairing) -> None:
+        self._pairing = pairing
+        self.reference, self.version = pairing.reference, pairing.version
+
+    def pair_table(self) -> PairTable:
+        """All 1."""
+        return scaled(self._pairing.pair_table(), 0.0)
+
+
+def whole_graph_job(timed: TimedGraph, nothing: TimedGraph) -> PipelineJob:
+    """A step that is one graph on every rank."""
+    stage = StageJob(
+        label="every rank",
+        multiplicity=8,
+        chunks=(ChunkJob(forward=timed, backward=nothing),),
+        send_forward_s=0.0,
+        send_backward_s=0.0,
+        send_sigma_log=0.0,
+        epilogue=nothing,
+    )
+    return PipelineJob(
+        stages=(stage,),
+        schedule="no-pipelining",
+        num_micro_batches=1,
+        overlap_grad_reduce=True,
+        overlap_param_gather=False,
+        overlap_p2p=False,
+        host_call_s=0.0,
+        host_backward_call_s=0.0,
+        host_step_s=0.0,
+    )
 
 
 if __name__ == "__main__":

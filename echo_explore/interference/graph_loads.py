@@ -14,6 +14,8 @@ TILE_ROWS, TILE_COLUMNS = 128.0, 256.0
 """Of a block of a large product, one to an SM [CUTLASS 3.x default for 16-bit products, 2024]."""
 ATTENTION_ROWS = 128.0
 """Rows of the query of a block [FlashAttention-2, arXiv 2307.08691, section 3.3, 2023]."""
+MANY_BLOCKS = 1e6
+"""Of a kernel that computes and has no class: taken as many waves."""
 STREAM_BLOCK_BYTES = 12288.0
 """That a block of a streaming kernel moves: 256 threads x 4 elements x 4 bytes x 3 arrays [PyTorch 2.1 Loops.cuh,
 2023]."""
@@ -53,7 +55,8 @@ def graph_loads(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec) -> Ke
     rate = np.full(max(DType) + 1, max(device.peak_flop_per_s.values()))
     for dtype, name in _RATES.items():
         rate[dtype] = device.peak_flop_per_s.get(name, rate[dtype])
-    is_product = np.isin(graph.op_class, PRODUCTS)
+    computes = (graph.op_class == OpClass.OTHER) & (graph.flop > 0)
+    is_product = np.isin(graph.op_class, PRODUCTS) | computes
     stream_blocks = np.maximum(1.0, np.ceil(num_bytes / STREAM_BLOCK_BYTES))
     arithmetic = np.clip(graph.flop / (took * rate[graph.dtype]), LEAST_ARITHMETIC, 1.0)
     return KernelLoads(
@@ -73,8 +76,9 @@ def _product_blocks(graph: ExecutionGraph) -> Floats:
     batched = first * np.ceil(second / TILE_ROWS) * tiles
     grouped = np.maximum(first, np.ceil(second / TILE_ROWS)) * tiles
     attention = first * second * np.ceil(dims[:, 3] / ATTENTION_ROWS)
-    classes = [graph.op_class == OpClass.ATTENTION, graph.op_class == OpClass.GROUPED_GEMM]
-    return np.asarray(np.maximum(1.0, np.select(classes, [attention, grouped], batched)))
+    unknown = np.full(first.shape, MANY_BLOCKS)
+    classes = [graph.op_class == c for c in (OpClass.ATTENTION, OpClass.GROUPED_GEMM, OpClass.OTHER)]
+    return np.asarray(np.maximum(1.0, np.select(classes, [attention, grouped, unknown], batched)))
 
 
 def weight_gradient_share(graph: ExecutionGraph) -> Floats:
