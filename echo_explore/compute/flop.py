@@ -189,6 +189,15 @@ def executed_flop(
     return total
 
 
+def weight_gradient_flop(
+    model: ModelSpec, *, sequence_length: int, num_sequences: int, padded_vocab_size: int
+) -> float:
+    """FLOP of the products that give weight gradients in one step, which a frozen model leaves out: 2 T per weight."""
+    num_tokens = num_sequences * sequence_length
+    layers = _layers_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, attended_fraction=0.0)
+    return layers + logits_forward_flop(model, num_tokens=num_tokens, padded_vocab_size=padded_vocab_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlop:
     """FLOP of one step of a candidate over all GPUs, by the three conventions of this module.
@@ -205,15 +214,22 @@ class StepFlop:
 
 
 def step_flop(candidate: Candidate) -> StepFlop:
-    """FLOP of one training step of the candidate, with the vocabulary padded as its tensor parallelism pads it."""
+    """FLOP of one training step of the candidate, with the vocabulary padded as its tensor parallelism pads it.
+
+    With adapters the weight gradients of the frozen model are left out; the adapters' own products count as nothing.
+    """
     model, recipe = candidate.model, candidate.recipe
     vocab = model.padded_vocab_size(candidate.layout.tensor_parallel)
     length, batch = recipe.sequence_length, recipe.global_batch_size
+    frozen = (
+        weight_gradient_flop(model, sequence_length=length, num_sequences=batch, padded_vocab_size=vocab)
+        if recipe.lora_rank
+        else 0.0
+    )
     return StepFlop(
-        model_flop=model_flop(model, sequence_length=length, num_sequences=batch, padded_vocab_size=vocab),
-        model_flop_causal=causal_model_flop(
-            model, sequence_length=length, num_sequences=batch, padded_vocab_size=vocab
-        ),
+        model_flop=model_flop(model, sequence_length=length, num_sequences=batch, padded_vocab_size=vocab) - frozen,
+        model_flop_causal=causal_model_flop(model, sequence_length=length, num_sequences=batch, padded_vocab_size=vocab)
+        - frozen,
         executed_flop=executed_flop(
             model,
             sequence_length=length,
@@ -221,5 +237,6 @@ def step_flop(candidate: Candidate) -> StepFlop:
             recompute=recipe.recompute,
             attention=recipe.attention or "flash",
             padded_vocab_size=vocab,
-        ),
+        )
+        - frozen,
     )

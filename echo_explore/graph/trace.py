@@ -25,6 +25,7 @@ class Parameter:
         tensor_sharded: split over the tensor-parallel group (else every rank of it holds a copy).
         sequence_parallel: replicated, and its gradient is summed over the tensor-parallel group.
         expert: belongs to experts, so replicated over the expert-data group only.
+        trainable: has a gradient and optimizer states.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Parameter:
     tensor_sharded: bool
     sequence_parallel: bool = False
     expert: bool = False
+    trainable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

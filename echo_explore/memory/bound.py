@@ -1,5 +1,7 @@
 """A closed-form lower bound of peak memory: what weights alone need, from dimensions and layout, without a trace."""
 
+from dataclasses import replace
+
 from echo_explore.memory.static_state import StateBytes, state_bytes
 from echo_explore.specs import Candidate, ModelSpec
 
@@ -11,6 +13,8 @@ def memory_lower_bound(candidate: Candidate) -> float:
     attention, quantised copies, activations and framework memory count as nothing.
     """
     model, layout, each = candidate.model, candidate.layout, state_bytes(candidate)
+    if candidate.recipe.lora_rank:  # weights are frozen
+        each = replace(each, gradient_bytes=0.0, optimizer_bytes=0.0)
     kinds, first = model.layer_kinds, 0
     stages = [0.0] * layout.pipeline_parallel
     padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary

@@ -117,11 +117,12 @@ def _is_quantised(parameter: Parameter) -> bool:
 
 def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticState:
     """Bytes of the parameters that a rank holds."""
-    dense = sum(p.num_elements for p in parameters if not p.expert)
-    expert = sum(p.num_elements for p in parameters if p.expert)
+    dense = sum(p.num_elements for p in parameters if not p.expert and p.trainable)
+    expert = sum(p.num_elements for p in parameters if p.expert and p.trainable)
+    frozen = sum(p.num_elements for p in parameters if not p.trainable)
     quantised = sum(p.num_elements for p in parameters if _is_quantised(p))
     return StaticState(
-        parameters_bytes=(dense + expert - quantised) * each.parameter_bytes / each.whole_shards
+        parameters_bytes=(dense + expert + frozen - quantised) * each.parameter_bytes / each.whole_shards
         + quantised * (each.weight_bytes if each.whole_shards == 1 else each.parameter_bytes / each.whole_shards),
         gradients_bytes=(dense + expert) * each.gradient_bytes / each.whole_shards,
         optimizer_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes,

@@ -112,7 +112,7 @@ class JobBuilder:
             (p, i)
             for i, piece in enumerate(pieces)
             for p in piece.parameters
-            if not (once and names[i] == "head" and p.name.endswith(SHARED_WEIGHT))
+            if p.trainable and not (once and names[i] == "head" and p.name.endswith(SHARED_WEIGHT))
         ]
         parameters += [(p, len(pieces) - 1) for p in prediction_embedding(self._candidate.model, self._trace, shape)]
         forward_ends, backward_ends, forward, backward = [], [0] * len(pieces), 0, 0

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel, StringTuple
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
@@ -10,6 +10,8 @@ from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "norm", "fused"]
+LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+LoraTargets = Annotated[tuple[LoraTarget, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Framework = Literal["megatron", "fsdp2", "ddp"]
 ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
@@ -62,6 +64,8 @@ class TrainingRecipe(StrictModel):
         overlap_shared_experts: shared experts run beside the exchanges of routed ones.
         overlap_expert_exchange: exchanges of a forward run beside the backward of another micro-batch, and the
             reverse (Megatron's overlap_moe_expert_parallel_comm).
+        lora_rank: width of low-rank adapters; everything else is frozen then. 0: all parameters are trained.
+        lora_targets: linear layers with adapters, by Megatron's names.
     """
 
     global_batch_size: int = Field(ge=1, le=LARGEST)
@@ -87,6 +91,8 @@ class TrainingRecipe(StrictModel):
     expert_load: FloatTuple = ()
     overlap_shared_experts: bool | None = None
     overlap_expert_exchange: bool | None = None
+    lora_rank: int = Field(default=0, ge=0, le=4096)
+    lora_targets: LoraTargets | None = None
 
 
 class MemorySpec(StrictModel):
@@ -116,6 +122,8 @@ class StackProfile(StrictModel):
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
+        lora_rank: width of adapters where a measured run does not say it.
+        lora_targets: linear layers that get adapters when a recipe asks for them without naming any.
         narrow_parameters: weights of 8-bit recipes are kept in 8 bits only, without a 16-bit copy (megatron only).
         keeps_gathered_inputs: under sequence parallelism the gathered input of a product stays until its backward,
             which else gathers it again (megatron only).
@@ -152,6 +160,8 @@ class StackProfile(StrictModel):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention_kernel: str = ""
     kernel_source: str = ""
+    lora_rank: int = Field(default=32, ge=1, le=4096)
+    lora_targets: LoraTargets = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
     narrow_parameters: bool = False
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
@@ -177,6 +187,7 @@ class StackProfile(StrictModel):
             "overlap_p2p",
             "gradient_accumulation_fusion",
             "dropout",
+            "lora_targets",
             "expert_dispatcher",
             "overlap_shared_experts",
             "overlap_expert_exchange",

@@ -18,6 +18,7 @@ from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.gathered_inputs import keep_gathered_inputs
 from echo_explore.tracing.latent_attention import DuplicatedLinear, unfused_core_attention
+from echo_explore.tracing.lora import adapt
 from echo_explore.tracing.quantise import FORMATS
 from echo_explore.tracing.request import TraceRequest, unsupported
 
@@ -383,7 +384,9 @@ def build_chunks(
             )
         if model.embedding_norm and chunk.pre_process:
             _add_embedding_norm(chunk.embedding, config)
-        if request.keeps_gathered_inputs:
+        if request.lora_rank:
+            adapt(chunk, rank=request.lora_rank, targets=request.lora_targets)
+        elif request.keeps_gathered_inputs:
             keep_gathered_inputs(chunk)
         _take_half_precision(chunk, config)
         chunks.append(chunk.cuda())

@@ -60,7 +60,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     axes = megatron_model.start_cluster(degrees)
     schedule = Schedule()
     config = megatron_model.config_of(request, kinds, degrees, schedule)
-    quantiser = quantiser_of(request.precision, request.attention, request.recompute)
+    quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
         # Untied: with several stages the last one holds its own copy of a tied matrix, and that is what the head is.
@@ -241,6 +241,7 @@ class _Cutter:
                 tensor_sharded=bool(getattr(parameter, "tensor_model_parallel", False)),
                 sequence_parallel=bool(getattr(parameter, "sequence_parallel", False)),
                 expert=not getattr(parameter, "allreduce", True),
+                trainable=parameter.requires_grad,
             )
             for path, parameter in self._model.named_parameters()
             if path.startswith(tuple(prefixes))

@@ -44,7 +44,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
     )
     axes = megatron_model.start_cluster(degrees)
     config = megatron_model.config_of(trace, trace.model.layer_kinds, degrees, schedule)
-    quantiser = quantiser_of(trace.precision, trace.attention, trace.recompute)
+    quantiser = quantiser_of(trace)
     recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),

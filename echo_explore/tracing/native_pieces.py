@@ -24,7 +24,7 @@ from echo_explore.tracing.megatron_schedule import Span
 from echo_explore.tracing.native_model import Transformer, rotary_angles
 from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.recorder import Recorder
-from echo_explore.tracing.request import TraceRequest
+from echo_explore.tracing.request import TraceRequest, unsupported
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)(?:\.block)?")
 _PART = re.compile(r"(linear_(?:qkv|fc1))\.\d+")
@@ -37,6 +37,8 @@ def refuse_unsupported(request: TraceRequest) -> None:
         TraceError: names the field, what is not supported, and a way out.
     """
     model = request.model
+    if reason := unsupported(request):
+        raise TraceError(reason)
     refusals = (
         (model.moe is not None, "model.moe", "mixtures of experts are traced for megatron only"),
         (model.mla is not None, "model.mla", "multi-latent attention is traced for megatron only"),
@@ -86,7 +88,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     refuse_unsupported(request)
     fake_cluster.start(0, request.tensor_parallel)
     axes = {dist.group.WORLD.group_name: Axis.TENSOR}  # type: ignore[union-attr]
-    quantiser = quantiser_of(request.precision, request.attention, request.recompute)
+    quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(request, LAYERS_OF_A_KIND)

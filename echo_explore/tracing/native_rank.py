@@ -38,7 +38,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
     axes = {dist.group.WORLD.group_name: Axis.DATA}  # type: ignore[union-attr]
     mesh = init_device_mesh("cuda", (request.data_parallel,))  # holds real tensors, so before the fake mode
     axes[mesh.get_group().group_name] = Axis.DATA
-    quantiser = quantiser_of(trace.precision, trace.attention, trace.recompute)
+    quantiser = quantiser_of(trace)
     recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(trace, sum(request.chunk_layers), wide=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from echo_explore.graph import DType, OpClass, OpKind, OpRow, Phase
+from echo_explore.tracing.request import TraceRequest
 
 _LINEARS = (
     "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
@@ -43,10 +44,12 @@ class Quantiser:
         format: the narrow format.
         saved_change_bytes: by layer, what its saved activations change by in one forward: inputs of linear layers are
             kept in the narrow format; the attention output stays in bf16 for the attention and is kept again.
+        frozen: weights have no gradients: inputs are not kept, and are quantised in one orientation.
     """
 
     format: Format
     keeps_attention_output: bool
+    frozen: bool = False
     saved_change_bytes: dict[int, float] = field(default_factory=dict)
     _narrow: set[tuple[str, int, Phase, int]] = field(default_factory=set)
 
@@ -67,7 +70,7 @@ class Quantiser:
             if place in self._narrow:  # by the gather or by the first product of this pass
                 return False
             self._narrow.add(place)
-        if row.phase is Phase.FORWARD:
+        if row.phase is Phase.FORWARD and not self.frozen:
             twice = row.module.endswith("linear_proj") and self.keeps_attention_output
             twice |= row.module.endswith("linear_kv_down_proj")  # the projection of queries keeps the same input
             change = self.format.element_bytes - (0.0 if twice else _BF16_BYTES)
@@ -75,12 +78,12 @@ class Quantiser:
         return True
 
     def cast_row(self, row: OpRow, array: torch.Tensor) -> OpRow:
-        """The kernel that quantises `array` in both orientations; `row` is an empty row in its place."""
+        """The kernel that quantises `array`, both ways where a weight gradient follows; `row` is empty yet."""
         row.op_class, row.name, row.dtype = OpClass.COPY, "echo.quantise", self.format.dtype
         row.shapes = "x".join(map(str, array.shape))
         row.dims = (array.numel(),)
         row.bytes_read = _BF16_BYTES * array.numel()
-        row.bytes_written = 2 * self.format.element_bytes * array.numel()
+        row.bytes_written = (1 if self.frozen else 2) * self.format.element_bytes * array.numel()
         return row
 
     def narrow_product(self, row: OpRow) -> None:
@@ -99,11 +102,11 @@ class Quantiser:
         row.dtype = self.format.dtype
 
 
-def quantiser_of(precision: str, attention: str, recompute: str) -> Quantiser | None:
+def quantiser_of(request: TraceRequest) -> Quantiser | None:
     """What a precision asks for; None for bf16, fp16 and fp32."""
-    narrow = FORMATS.get(precision)
+    narrow = FORMATS.get(request.precision)
     if narrow is None:
         return None
     # A recomputed attention does not keep its result.
-    keeps = recompute == "none" and attention == "flash"
-    return Quantiser(format=narrow, keeps_attention_output=keeps)
+    keeps = request.recompute == "none" and request.attention == "flash"
+    return Quantiser(format=narrow, keeps_attention_output=keeps, frozen=request.lora_rank > 0)

@@ -17,6 +17,7 @@ class TraceRequest:
         model: dimensions; name and number of layers do not enter the key (layer kinds do).
         dropout: whether dropout kernels run.
         keeps_gathered_inputs: as in StackProfile.
+        lora_rank, lora_targets: as in TrainingRecipe; no targets where the rank is 0.
         expert_dispatcher, expert_capacity_factor, pad_expert_input, expert_load, overlap_shared_experts: see
             TrainingRecipe.
         fused_router: see StackProfile.
@@ -41,6 +42,8 @@ class TraceRequest:
     dropout: bool
     fused_loss: bool = False
     keeps_gathered_inputs: bool = False
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     expert_dispatcher: ExpertDispatcher = "alltoall"
     expert_capacity_factor: float | None = None
     pad_expert_input: bool = False
@@ -69,7 +72,10 @@ class TraceRequest:
 def request_from_json(value: dict[str, Any]) -> TraceRequest:
     """The request of which `to_json` made `value`."""
     model = ModelSpec.model_validate_json(value["model"])
-    return TraceRequest(**value | {"model": model, "expert_load": tuple(value["expert_load"])})
+    return TraceRequest(
+        **value
+        | {"model": model, "expert_load": tuple(value["expert_load"]), "lora_targets": tuple(value["lora_targets"])}
+    )
 
 
 def unsupported(request: TraceRequest) -> str | None:
@@ -86,6 +92,18 @@ def unsupported(request: TraceRequest) -> str | None:
             f"model.position_embedding = {model.position_embedding}: multi-latent attention has rotary parts; use rope",
         ),
         *_context_refusals(request),
+        (
+            request.lora_rank > 0 and request.framework != "megatron",
+            f"recipe.lora_rank: adapters are not traced for {request.framework}; use --framework megatron",
+        ),
+        (
+            request.lora_rank > 0 and (model.moe is not None or model.mla is not None),
+            "recipe.lora_rank: adapters are traced for dense models with plain attention only",
+        ),
+        (
+            request.lora_rank > 0 and request.recompute == "full",
+            "recipe.lora_rank: adapters are not traced with recomputed layers yet; use another recompute",
+        ),
         (
             request.fusion == "norm" and request.framework != "megatron",
             f"fusion: norm alone is not traced for {request.framework}; use eager or fused",
@@ -138,6 +156,8 @@ def request_of(candidate: Candidate) -> TraceRequest:
         gradient_accumulation_fusion=bool(recipe.gradient_accumulation_fusion),
         dropout=recipe.dropout > 0,
         fused_loss=candidate.stack.fused_loss and candidate.stack.framework != "megatron",
+        lora_rank=recipe.lora_rank,
+        lora_targets=(recipe.lora_targets or ()) if recipe.lora_rank else (),
         keeps_gathered_inputs=candidate.stack.keeps_gathered_inputs and layout.sequence_parallel,
         **_experts_of(candidate),
     )

@@ -65,7 +65,7 @@ def map_row(row: MeasuredRow, *, supported: Capability = unsupported) -> Candida
 
 def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
     """What a run does that no recipe can say yet."""
-    if row.task not in ("pretrain", "sft"):
+    if row.task not in ("pretrain", "sft", "lora"):
         return f"task {row.task} is not represented yet"
     if row.sharding in ("zero2", "zero3") and stack.framework == "megatron":
         return "sharded gradients and parameters (ZeRO-2 and 3, FSDP) are not represented yet"
@@ -225,6 +225,8 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
         "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,
     }
+    if row.task == "lora":
+        fields["lora_rank"] = row.lora_rank or stack.lora_rank
     if row.sharding == "zero2":
         fields["reshard_after_forward"] = False
     if stack.fusion == "eager" and row.overlap.fused_norm:

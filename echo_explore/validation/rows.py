@@ -62,6 +62,7 @@ class MeasuredRow:
         recompute: none, selective (core attention), full, or the source's own words for anything else.
         overlap: what overlap_flags says.
         extra: attn_extra, the source's further words on model and attention.
+        lora_rank: width of the adapters where the model's name says it (LoRA r16).
         step_time_s: measured; None where the run did not finish.
         values: every column as text, for grouping and for the output.
     """
@@ -103,6 +104,7 @@ class MeasuredRow:
     overlap: OverlapFlags
     extra: str
     tied_embeddings: bool | None
+    lora_rank: int | None
     step_time_s: float | None
     values: dict[str, str]
 
@@ -219,6 +221,9 @@ def parse_row(cells: dict[str, str], *, where: str) -> MeasuredRow:
         attention=normal_attention(cells.get("flash_attention", "")),
         overlap=normal_overlap(cells.get("overlap_flags", "")),
         extra=extra,
+        lora_rank=int(found[1])
+        if (found := re.search(r"\blora r(\d+)", cells.get("model_name", "").lower()))
+        else None,
         tied_embeddings=normal_tied(f"{extra}; {notes}"),
         step_time_s=_seconds(cells["step_time_s"], where=where),
         values=cells,

@@ -1,5 +1,7 @@
 """Closed forms of the work of a step against published formulas and counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from echo_explore.compute import causal_model_flop, executed_flop, layer_forward_flop, model_flop
@@ -8,8 +10,9 @@ from echo_explore.compute.flop import (
     attention_projection_flop,
     feed_forward_flop,
     logits_forward_flop,
+    step_flop,
 )
-from echo_explore.specs import ModelSpec, load_model
+from echo_explore.specs import JobOptions, ModelSpec, candidate_of, load_model
 
 GPT3 = {"l": 96, "h": 12288, "s": 2048}
 
@@ -102,3 +105,16 @@ def test_grouped_queries_and_gates_count() -> None:
 def test_a_dense_model_has_no_mixture_layer() -> None:
     with pytest.raises(ValueError, match="without experts"):
         feed_forward_flop(load_model("llama3-8b"), kind="moe", num_tokens=1)
+
+
+def test_a_frozen_model_leaves_out_a_third_of_its_products_and_none_of_attention() -> None:
+    plain = JobOptions(
+        model="llama2-70b", cluster="h100-ndr", layout="tp=4", global_batch_size=8, micro_batch_size=1,
+        sequence_length=4096,
+    )  # fmt: skip
+    whole = step_flop(candidate_of(plain))
+    adapted = step_flop(candidate_of(replace(plain, overrides=("recipe.lora_rank=16",))))
+    model, tokens = load_model("llama2-70b"), 8 * 4096
+    core = 3 * model.num_layers * attention_core_flop(model, sequence_length=4096, num_tokens=tokens)
+    assert adapted.model_flop - core == pytest.approx((whole.model_flop - core) * 2 / 3)
+    assert whole.executed_flop - adapted.executed_flop == pytest.approx(whole.model_flop - adapted.model_flop)

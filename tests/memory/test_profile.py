@@ -189,3 +189,18 @@ def test_narrow_parameters_leave_only_the_quantised_copies_of_weights() -> None:
     bf16 = candidate_of(layout, precision="bf16")
     same = replace(bf16, stack=bf16.stack.model_copy(update={"narrow_parameters": True}))
     assert memory_profile(candidate=same, trace=trace) == memory_profile(candidate=bf16, trace=trace)
+
+
+def test_frozen_parameters_have_neither_gradients_nor_optimizer_states() -> None:
+    candidate = candidate_of(ParallelConfig(tensor_parallel=2, data_parallel=2))
+    frozen = replace(candidate, recipe=candidate.recipe.model_copy(update={"lora_rank": 16}))
+    trace = trace_of(candidate)
+    pieces = {
+        name: replace(piece, parameters=tuple(replace(p, trainable=False) for p in piece.parameters))
+        for name, piece in trace.pieces.items()
+    }
+    stage = memory_profile(candidate=frozen, trace=replace(trace, pieces=pieces)).stages[0]
+    whole = memory_profile(candidate=candidate, trace=trace).stages[0]
+    assert (stage.gradients_bytes, stage.optimizer_bytes) == (0.0, 0.0)
+    assert stage.parameters_bytes == whole.parameters_bytes
+    assert 0 < memory_lower_bound(frozen) <= stage.total_bytes
