@@ -131,7 +131,7 @@ def test_what_a_run_says_wins_over_its_stack() -> None:
         ({"framework": "torchtitan", "pp": "2", "dp": "4", "tp": "1"}, "layout.pp = 2: is not traced for fsdp2"),
         ({"framework": "jax"}, "framework 'jax' has no stack profile"),
         ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
-        ({"task": "lora"}, "task lora is not represented yet"),
+        ({"task": "distillation"}, "task distillation is not represented yet"),
         ({"zero_stage_or_fsdp": "3"}, "sharded gradients and parameters"),
         ({"recompute": "selective:mlp"}, "recompute 'selective:mlp' is not represented yet"),
         ({"overlap_flags": "act cpu offload 20 layers"}, "activations moved to host memory"),
@@ -183,3 +183,11 @@ def test_the_tables_of_rules_are_in_the_documents() -> None:
         assert any(line.startswith(f"| `{pattern}` |") and rule.why in line for line in text.splitlines()), rule
     for stack in STACK_RULES:
         assert stack.stack is None or f"`{stack.stack}`" in text
+
+
+def test_the_width_of_adapters_comes_from_the_name_or_the_stack() -> None:
+    named = mapped(task="lora", model_name="Llama2-70B LoRA r16")
+    unnamed = mapped(task="lora")
+    assert (named.recipe.lora_rank, unnamed.recipe.lora_rank) == (16, unnamed.stack.lora_rank)
+    assert named.recipe.lora_targets == named.stack.lora_targets
+    assert mapped().recipe.lora_rank == 0

@@ -39,7 +39,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
 def test_table_and_scores(tmp_path: Path, name: str) -> None:
-    measured = write_table(tmp_path / "m.csv", [{}, {"task": "lora"}, {"tp": "4", "dp": "1", "step_time_s": "3"}])
+    measured = write_table(tmp_path / "m.csv", [{}, {"task": "distillation"}, {"tp": "4", "dp": "1", "step_time_s": "3"}])
     told: list[str] = []
     scores = validate_steps(measured, tmp_path / name, constant, progress=told.append)
     rows = read(tmp_path / name)
@@ -49,7 +49,7 @@ def test_table_and_scores(tmp_path: Path, name: str) -> None:
     ]
     assert [r["step_time_s"] for r in rows] == ["1.5", "", "1.5"]
     assert rows[0]["fits"] == "True"
-    assert rows[1]["reason"] == "task lora is not represented yet"
+    assert rows[1]["reason"] == "task distillation is not represented yet"
     assert scores.num_rows == 3
     assert scores.coverage == pytest.approx(2 / 3)
     assert told[-1].startswith("3/3 rows, 1 declined")
