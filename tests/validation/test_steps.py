@@ -39,7 +39,9 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
 def test_table_and_scores(tmp_path: Path, name: str) -> None:
-    measured = write_table(tmp_path / "m.csv", [{}, {"task": "distillation"}, {"tp": "4", "dp": "1", "step_time_s": "3"}])
+    measured = write_table(
+        tmp_path / "m.csv", [{}, {"task": "distillation"}, {"tp": "4", "dp": "1", "step_time_s": "3"}]
+    )
     told: list[str] = []
     scores = validate_steps(measured, tmp_path / name, constant, progress=told.append)
     rows = read(tmp_path / name)
