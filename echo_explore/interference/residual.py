@@ -1,7 +1,8 @@
 """A small network on top of the physical model, trained on a user's own kernels and evaluated in numpy.
 
 s = max(1, physical s * exp(LIMIT * tanh(w2 . tanh(W1 z + b1) + b2))), z the features less their means over their
-spreads; a kernel that no collective slows stays as it is.
+spreads; times a weight that falls to 0 for kernels and collectives unlike those it was trained on. A kernel that no
+collective slows stays as it is.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from echo_explore.interference.loads import Chip, Floats, KernelLoads, Traffic
 
 LIMIT = 0.7
 """Most that it moves the log of a slowdown: a factor of two."""
+KNOWN, FADE = 4.0, 2.0
+"""Spreads from the mean of the training rows up to which a kernel counts as known, and over which trust fades out."""
 FEATURES = (
     "log10 of the time in us",
     "share of memory",
@@ -66,9 +69,11 @@ class Residual:
     source: str
 
     def log_correction(self, inputs: Floats) -> Floats:
-        """(num_kernels,) what is added to the log of the physical slowdown."""
-        z = np.tanh(((inputs - self.mean) / self.spread) @ self.hidden.T + self.hidden_bias)
-        return np.asarray(LIMIT * np.tanh(z @ self.out[:-1] + self.out[-1]))
+        """(num_kernels,) what is added to the log of the physical slowdown; nothing far from what it was trained on."""
+        z = (inputs - self.mean) / self.spread
+        inner = np.tanh(z @ self.hidden.T + self.hidden_bias)
+        known = np.clip(1.0 - (np.abs(z).max(axis=1) - KNOWN) / FADE, 0.0, 1.0)
+        return np.asarray(known * LIMIT * np.tanh(inner @ self.out[:-1] + self.out[-1]))
 
     def applied(self, factor: Floats, loads: KernelLoads, traffic: Traffic, chip: Chip) -> Floats:
         """(num_kernels,) corrected factors, at least 1."""

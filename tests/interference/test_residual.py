@@ -30,6 +30,15 @@ def test_it_is_bounded_and_never_a_speed_up(bias: float, factor: float) -> None:
     assert abs(np.log(moved / factor)) <= LIMIT + 1e-9
 
 
+def test_far_from_its_training_it_is_silent() -> None:
+    """Trained beside two channels, it says nothing of 24."""
+    made = residual(1.0)
+    inputs = np.zeros((1, len(FEATURES)))
+    assert made.log_correction(inputs)[0] == pytest.approx(LIMIT * np.tanh(1.0))
+    assert made.log_correction(inputs + 6.0)[0] == 0.0
+    assert 0.0 < made.log_correction(inputs + 5.0)[0] < made.log_correction(inputs)[0]
+
+
 def test_what_is_not_slowed_stays_so() -> None:
     assert residual(3.0).applied(np.array([1.0]), kernels(0.3, 0.0, 24.0), RING, CHIP) == pytest.approx([1.0])
 
@@ -42,7 +51,7 @@ def test_a_calibration_file_keeps_it(tmp_path: Path) -> None:
     assert read.sharing == shipped.sharing
     assert read.num_channels == dict(shipped.num_channels)
     assert read.residual is not None
-    inputs = np.ones((2, len(FEATURES)))
+    inputs = np.ones((2, len(FEATURES)))  # well inside
     assert read.residual.log_correction(inputs) == pytest.approx(residual(0.5).log_correction(inputs), abs=1e-5)
     with pytest.raises(SpecError, match="exists, and nothing is overwritten"):
         write_user_calibration(path, shipped, None)
