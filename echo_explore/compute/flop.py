@@ -18,16 +18,30 @@ References:
     Megatron-LM core 0.16, megatron/training/training.py, `num_floating_point_operations`.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from echo_explore.specs import Candidate, ModelSpec
+from echo_explore.specs.model import WINDOWED, feed_forward_kind
 
 LayerKind = Literal["dense", "moe"]
 BACKWARD_OVER_FORWARD = 2.0
 """A matrix product C = AB has two of the same size in its backward: dA = dC B^T and dB = A^T dC."""
 GATED = ("swiglu",)
 """Activations whose feed-forward has three matrices instead of two."""
+
+
+def masked_fraction(model: ModelSpec, kind: str, *, sequence_length: int) -> float:
+    """Share of the square of the sequence that the mask of a layer leaves: 1/2; with a window W < s, W/s - (W/s)^2 / 2.
+
+    Args:
+        model: gives W.
+        kind: of the layer, see `ModelSpec.layer_kinds`.
+        sequence_length: s.
+    """
+    share = model.attention_window / sequence_length
+    return share - share**2 / 2.0 if kind.endswith(WINDOWED) and share < 1.0 else 0.5
 
 
 def attention_core_flop(
@@ -93,22 +107,27 @@ def logits_forward_flop(model: ModelSpec, *, num_tokens: int, padded_vocab_size:
     return 2.0 * num_tokens * model.hidden_size * padded_vocab_size * (1 + model.multi_token_prediction_layers)
 
 
-def _layers_forward_flop(model: ModelSpec, *, sequence_length: int, num_tokens: int, attended_fraction: float) -> float:
+def _layers_forward_flop(model: ModelSpec, *, sequence_length: int, num_tokens: int, masked: bool) -> float:
     """All layers forward; an extra prediction layer is one more of the last kind and a 2h x h projection."""
-    kinds: list[LayerKind] = ["moe" if kind == "moe" else "dense" for kind in model.layer_kinds]
-    kinds += [kinds[-1]] * model.multi_token_prediction_layers
     total = sum(
-        kinds.count(kind)
+        count
         * layer_forward_flop(
             model,
-            kind=kind,
+            kind=feed_forward_kind(kind),
             sequence_length=sequence_length,
             num_tokens=num_tokens,
-            attended_fraction=attended_fraction,
+            attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
         )
-        for kind in sorted(set(kinds))
+        for kind, count in _kinds(model).items()
     )
     return total + model.multi_token_prediction_layers * 4.0 * num_tokens * model.hidden_size**2
+
+
+def _kinds(model: ModelSpec) -> Counter[str]:
+    """How many layers there are of each kind, prediction layers included."""
+    kinds = Counter(model.layer_kinds)
+    kinds[model.layer_kinds[-1]] += model.multi_token_prediction_layers
+    return kinds
 
 
 def model_flop(
@@ -117,7 +136,7 @@ def model_flop(
     sequence_length: int,
     num_sequences: int,
     padded_vocab_size: int | None = None,
-    attended_fraction: float = 1.0,
+    masked: bool = False,
 ) -> float:
     """FLOP of one training step over `num_sequences` sequences, for `mfu` (not causal).
 
@@ -126,12 +145,12 @@ def model_flop(
         sequence_length: tokens of a sequence.
         num_sequences: sequences of the step (the global batch).
         padded_vocab_size: rows of the output projection; default the padding at tensor_parallel = 1.
-        attended_fraction: share of the attention square that counts.
+        masked: only the part of the attention square that the mask leaves counts.
     """
     num_tokens = num_sequences * sequence_length
     vocab = model.padded_vocab_size(1) if padded_vocab_size is None else padded_vocab_size
     forward = _layers_forward_flop(
-        model, sequence_length=sequence_length, num_tokens=num_tokens, attended_fraction=attended_fraction
+        model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked
     ) + logits_forward_flop(model, num_tokens=num_tokens, padded_vocab_size=vocab)
     return forward * (1 + BACKWARD_OVER_FORWARD)
 
@@ -139,13 +158,13 @@ def model_flop(
 def causal_model_flop(
     model: ModelSpec, *, sequence_length: int, num_sequences: int, padded_vocab_size: int | None = None
 ) -> float:
-    """FLOP of one training step with attention halved, for `mfu_causal`."""
+    """FLOP of one training step with attention halved, or cut to its window, for `mfu_causal`."""
     return model_flop(
         model,
         sequence_length=sequence_length,
         num_sequences=num_sequences,
         padded_vocab_size=padded_vocab_size,
-        attended_fraction=0.5,
+        masked=True,
     )
 
 
@@ -169,22 +188,26 @@ def executed_flop(
         padded_vocab_size: rows of the output projection; default the padding at tensor_parallel = 1.
     """
     num_tokens = num_sequences * sequence_length
-    fraction = 0.5 if attention == "flash" else 1.0
+    masked = attention == "flash"
     total = model_flop(
         model,
         sequence_length=sequence_length,
         num_sequences=num_sequences,
         padded_vocab_size=padded_vocab_size,
-        attended_fraction=fraction,
+        masked=masked,
     )
     if recompute == "full":
-        total += _layers_forward_flop(
-            model, sequence_length=sequence_length, num_tokens=num_tokens, attended_fraction=fraction
-        )
+        total += _layers_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked)
     elif recompute == "selective":
-        num_layers = model.num_layers + model.multi_token_prediction_layers
-        total += num_layers * attention_core_flop(
-            model, sequence_length=sequence_length, num_tokens=num_tokens, attended_fraction=fraction
+        total += sum(
+            count
+            * attention_core_flop(
+                model,
+                sequence_length=sequence_length,
+                num_tokens=num_tokens,
+                attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
+            )
+            for kind, count in _kinds(model).items()
         )
     return total
 

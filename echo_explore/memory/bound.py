@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from echo_explore.memory.static_state import StateBytes, state_bytes
 from echo_explore.specs import Candidate, ModelSpec
+from echo_explore.specs.model import feed_forward_kind
 
 
 def memory_lower_bound(candidate: Candidate) -> float:
@@ -65,7 +66,7 @@ def _layer_bytes(candidate: Candidate, kind: str, each: StateBytes) -> float:
     model, layout = candidate.model, candidate.layout
     tensor = layout.tensor_parallel
     dense = attention_weights(model, tensor)
-    if kind == "dense" or model.moe is None:
+    if feed_forward_kind(kind) == "dense" or model.moe is None:
         return (dense + feed_forward_weights(model, model.ffn_hidden_size) // tensor) * _each(each, each.dense_shards)
     dense += feed_forward_weights(model, model.moe.shared_ffn_hidden_size) // tensor
     experts = model.moe.num_experts // layout.expert_parallel * feed_forward_weights(model, model.moe.ffn_hidden_size)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from echo_explore.compute.flop import attention_core_flop, layer_forward_flop, logits_forward_flop
+from echo_explore.compute.flop import attention_core_flop, layer_forward_flop, logits_forward_flop, masked_fraction
 from echo_explore.memory import memory_lower_bound
 from echo_explore.specs import Candidate
+from echo_explore.specs.model import feed_forward_kind
 from echo_explore.timeline import cheap_bound
 
 _PASSES = 3.0
@@ -80,10 +81,11 @@ def _share(candidate: Candidate) -> float:
 def _layer_flop(candidate: Candidate, kind: str) -> float:
     """Executed FLOP of one layer for one micro-batch on one rank."""
     recipe, model = candidate.recipe, candidate.model
-    fraction = 0.5 if recipe.attention == "flash" else 1.0
+    fused = recipe.attention == "flash"
+    fraction = masked_fraction(model, kind, sequence_length=recipe.sequence_length) if fused else 1.0
     forward = layer_forward_flop(
         model,
-        kind="moe" if kind == "moe" else "dense",
+        kind=feed_forward_kind(kind),
         sequence_length=recipe.sequence_length,
         num_tokens=_tokens(candidate),
         attended_fraction=fraction,
@@ -99,7 +101,7 @@ def _layer_flop(candidate: Candidate, kind: str) -> float:
             attended_fraction=fraction,
         )
     # An expert whose capacity is below its fair share does less; so then may the whole layer.
-    taken = min(1.0, recipe.expert_capacity_factor or 1.0) if kind == "moe" else 1.0
+    taken = min(1.0, recipe.expert_capacity_factor or 1.0) if feed_forward_kind(kind) == "moe" else 1.0
     return (forward * _PASSES + again) * _share(candidate) * taken
 
 

@@ -42,13 +42,6 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
             f"{model.name} has {model.max_sequence_length} learned positions",
             f"use at most {model.max_sequence_length}",
         )
-    if 0 < model.attention_window < recipe.sequence_length:
-        raise SpecError(
-            "sequence_length",
-            recipe.sequence_length,
-            f"{model.name} looks back {model.attention_window} tokens only, which is not modelled",
-            f"use at most {model.attention_window}",
-        )
     check_experts(model, layout, recipe)
     _check_batch(layout, recipe)
 

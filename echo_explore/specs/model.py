@@ -10,6 +10,10 @@ from echo_explore.specs.base import LARGEST, StrictModel
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times tensor_parallel [make_vocab_size_divisible_by, 0.16.1]."""
 
+WINDOWED = "-window"
+"""What the kind of a layer whose attention has a window ends in."""
+FeedForwardKind = Literal["dense", "moe"]
+
 
 class MoeSpec(StrictModel):
     """Mixture of experts in the feed-forward part.
@@ -78,8 +82,10 @@ class ModelSpec(StrictModel):
             attention the width of queries and keys.
         num_key_value_heads: key and value heads; default num_attention_heads.
         vocab_size: rows of the published embedding; see `padded_vocab_size`.
-        attention_window: attention looks back so many tokens (sliding window); 0: over the whole sequence. Longer
-            sequences than that are refused: windows are not modelled.
+        attention_window: a token sees so many tokens, itself included (sliding window); 0: all before it.
+        full_attention_every: with a window, every n-th layer sees the whole sequence all the same (GPT-OSS 2, Gemma 3
+            6); 0: none does.
+        attention_sink: each head has a learnt logit that the softmax counts beside the scores (GPT-OSS).
         tied_embeddings: input and output embedding are one matrix.
         linear_bias: linear layers have biases.
         qkv_bias: query, key and value projections have biases even if linear_bias is false.
@@ -99,6 +105,8 @@ class ModelSpec(StrictModel):
     vocab_size: int = Field(ge=1, le=LARGEST)
     max_sequence_length: int = Field(ge=1, le=LARGEST)
     attention_window: int = Field(default=0, ge=0, le=LARGEST)
+    full_attention_every: int = Field(default=0, ge=0, le=LARGEST)
+    attention_sink: bool = False
     normalization: Literal["layernorm", "rmsnorm"] = "layernorm"
     activation: Literal["gelu", "swiglu", "relu", "squared-relu"] = "gelu"
     position_embedding: Literal["learned", "rope", "alibi", "none"] = "learned"
@@ -151,8 +159,27 @@ class ModelSpec(StrictModel):
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
+        """What each layer is, in order: `dense` or `moe`, with `-window` behind it where attention has a window."""
+        every = self.full_attention_every
+        windowed = [self.attention_window > 0 and not (every and (i + 1) % every == 0) for i in range(self.num_layers)]
+        return tuple(
+            kind + (WINDOWED if has_window else "")
+            for kind, has_window in zip(self.feed_forward_kinds, windowed, strict=True)
+        )
+
+    @property
+    def feed_forward_kinds(self) -> tuple[FeedForwardKind, ...]:
         """`dense` or `moe` for each layer, in order."""
-        if self.moe is None:
-            return ("dense",) * self.num_layers
-        first, every = self.moe.first_dense_layers, self.moe.layer_frequency
-        return tuple("dense" if i < first or (i - first) % every else "moe" for i in range(self.num_layers))
+        moe = self.moe
+        kinds: list[FeedForwardKind] = [
+            "dense"
+            if moe is None or i < moe.first_dense_layers or (i - moe.first_dense_layers) % moe.layer_frequency
+            else "moe"
+            for i in range(self.num_layers)
+        ]
+        return tuple(kinds)
+
+
+def feed_forward_kind(kind: str) -> FeedForwardKind:
+    """`dense` or `moe` of a kind of layers."""
+    return "moe" if kind.startswith("moe") else "dense"

@@ -2,7 +2,7 @@
 
 With h = hidden_size, f = ffn_hidden_size, a heads and g key-value heads of width d, V rows of the embedding:
 
-    attention   h a d + 2 h g d + a d h             (+ a d + 2 g d + h biases, + 2 d norms of queries and keys)
+    attention   h a d + 2 h g d + a d h             (+ a d + 2 g d + h biases, + 2 d norms, + a sinks)
     MLA         h r_q + r_q + r_q a (d_n + d_r)     queries (h a (d_n + d_r) when r_q = 0)
                 + h (r_kv + d_r) + r_kv + r_kv a (d_n + d_v) + a d_v h
     feed        2 h f, gated 3 h f                  (+ f + h biases, gated 2 f + h)
@@ -75,7 +75,7 @@ def count_parameters(model: ModelSpec, *, vocab_rows: int | None = None) -> Para
             "vocab_rows", rows, f"is below vocab_size = {model.vocab_size}", "pad the vocabulary, do not cut it"
         )
     hidden, moe = model.hidden_size, model.moe
-    num_dense = model.layer_kinds.count("dense")
+    num_dense = model.feed_forward_kinds.count("dense")
     num_mixtures = model.num_layers - num_dense
     expert = feed_forward_parameters(model, moe.ffn_hidden_size) if moe else 0
     shared = feed_forward_parameters(model, moe.shared_ffn_hidden_size) if moe and moe.shared_ffn_hidden_size else 0
@@ -120,7 +120,8 @@ def attention_parameters(model: ModelSpec) -> int:
     projected = (heads + 2 * groups) * width
     biases = (projected if model.linear_bias or model.qkv_bias else 0) + (hidden if model.linear_bias else 0)
     norms = 2 * width * (2 if model.normalization == "layernorm" else 1) if model.qk_norm else 0
-    return hidden * projected + heads * width * hidden + biases + norms
+    sinks = heads if model.attention_sink else 0
+    return hidden * projected + heads * width * hidden + biases + norms + sinks
 
 
 def feed_forward_parameters(model: ModelSpec, inner: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from echo_explore.tracing.fused_ops import attention_backward, attention_forward
+from echo_explore.tracing.fused_ops import attention_backward, attention_forward, sink_gradient
 
 Tensor = torch.Tensor
 
@@ -62,8 +62,9 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float, window: int, group: Any
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float, window: int, group: Any,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         size, rank, half = group.size(), group.rank(), query.shape[0] // 2
         message = _joined(key, value)
         works: list[Any] = []
@@ -133,7 +134,7 @@ class RingAttention(torch.autograd.Function):
             works = []
             _add_key_gradient(received[1], gk, gv, key, value, step, rank, size)
         grad_key, grad_value = _parted(buffers[size % 2][1], key, value)
-        return grad_query, grad_key, grad_value, None, None, None, None
+        return grad_query, grad_key, grad_value, None, None, None, None, None
 
 
 def _add_query_gradient(total: Tensor, part: Tensor, step: int, turn: int, size: int) -> None:
@@ -180,8 +181,9 @@ class GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float, window: int, group: Any
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float, window: int, group: Any,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         keys, values = (_in_order(_gather(t, group), group) for t in (key, value))
         merged = torch.empty((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
         saved: list[Tensor] = []
@@ -214,7 +216,7 @@ class GatheredAttention(torch.autograd.Function):
             grad_keys[seen].add_(gk)
             grad_values[seen].add_(gv)
         own = [_scatter(_in_order(g, group), group) for g in (grad_keys, grad_values)]
-        return grad_query, *own, None, None, None, None
+        return grad_query, *own, None, None, None, None, None
 
 
 def _seen(chunk: int, second: bool, window: int, group: Any) -> slice:
@@ -249,19 +251,21 @@ class HeadExchangeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float, window: int, group: Any
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float, window: int, group: Any,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         queries, keys, values = (_to_heads(t, group) for t in (query, key, value))
         out, lse, rng = attention_forward(queries, keys, values, dropout, True, scale, window)
         ctx.save_for_backward(queries, keys, values, out, lse, rng)
         ctx.settings = (dropout, scale, window, group)
+        ctx.sinks = sink_gradient(sinks)
         return _to_sequence(out, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: D102
         dropout, scale, window, group = ctx.settings
         grads = attention_backward(_to_heads(grad, group), *ctx.saved_tensors, dropout, True, scale, window)
-        return *(_to_sequence(g, group) for g in grads), None, None, None, None
+        return *(_to_sequence(g, group) for g in grads), None, None, None, None, ctx.sinks()
 
 
 def _to_heads(tensor: Tensor, group: Any) -> Tensor:

@@ -40,6 +40,11 @@ class FlashCoreAttention(torch.nn.Module):
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         # Megatron's window counts the tokens before a query: it sees one more, itself.
         self.window = config.window_size[0] + 1 if windowed else 0
+        self.softmax_offset: torch.nn.Parameter | None = None
+        if config.softmax_type == "learnable":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            self.softmax_offset = torch.nn.Parameter(torch.empty(heads, device="cuda", dtype=config.params_dtype))
+            self.softmax_offset.tensor_model_parallel = True  # type: ignore[attr-defined]
         self.group = parallel_state.get_context_parallel_group()
         self.exchange = cp_comm_type or config.cp_comm_type or "p2p"
 
@@ -58,8 +63,8 @@ class FlashCoreAttention(torch.nn.Module):
         apply: Any
         if self.group.size() > 1:
             apply = CONTEXT_ATTENTION[self.exchange].apply
-            out = apply(query, key, value, self.dropout, self.scale, self.window, self.group)
+            out = apply(query, key, value, self.dropout, self.scale, self.window, self.group, self.softmax_offset)
         else:
             apply = FlashAttention.apply
-            out = apply(query, key, value, self.dropout, self.causal, self.scale, self.window)
+            out = apply(query, key, value, self.dropout, self.causal, self.scale, self.window, self.softmax_offset)
         return out.reshape(*out.shape[:2], -1)

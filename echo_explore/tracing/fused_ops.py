@@ -4,6 +4,7 @@ Flash attention, Megatron's softmax and weight-gradient extensions, Transformer 
 multi-tensor kernels.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,22 +115,30 @@ def attention_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return result
 
 
+def sink_gradient(sinks: Tensor | None) -> Callable[[], Tensor | None]:
+    """Makes the gradient of the sinks, one number a head, which the backward kernel writes beside the others."""
+    shape = None if sinks is None else (sinks.shape, sinks.dtype, sinks.device)
+    return lambda: None if shape is None else torch.empty(shape[0], dtype=shape[1], device=shape[2])
+
+
 class FlashAttention(torch.autograd.Function):
     """Attention of [seq, batch, heads, head_dim]; saves q, k, v, out and log-sum-exp, as FlashAttention-2 does."""
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float, window: int = 0
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float,
+        window: int = 0, sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         out, lse, rng = attention_forward(query, key, value, dropout, causal, scale, window)
         ctx.save_for_backward(query, key, value, out, lse, rng)
         ctx.settings = (dropout, causal, scale, window)
+        ctx.sinks = sink_gradient(sinks)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: D102
         grads = attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None, None, ctx.sinks())
 
 
 class Rope(torch.autograd.Function):

@@ -11,6 +11,7 @@ import torch
 from echo_explore.core import TraceError
 from echo_explore.graph import Axis
 from echo_explore.specs import ModelSpec
+from echo_explore.specs.model import WINDOWED, feed_forward_kind
 from echo_explore.specs.routing import Routing
 from echo_explore.tracing import expert_ops, fake_cluster, fused_dispatch
 from echo_explore.tracing.core_attention import FlashCoreAttention
@@ -153,7 +154,7 @@ def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
         "moe_router_topk": moe.experts_per_token,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size or None,
-        "moe_layer_freq": [int(kind == "moe") for kind in kinds],
+        "moe_layer_freq": [int(feed_forward_kind(kind) == "moe") for kind in kinds],
         "moe_token_dispatcher_type": "flex" if flex else request.expert_dispatcher,
         "moe_flex_dispatcher_backend": request.expert_dispatcher if flex else "deepep",
         # The fused exchanges carry weights in fp32 (Megatron-LM, megatron/core/transformer/moe/README.md, 2025).
@@ -189,6 +190,17 @@ def _latent(model: ModelSpec) -> dict[str, Any]:
         "v_head_dim": mla.v_head_dim,
         "rope_type": "yarn",
     }
+
+
+def _mask(model: ModelSpec, kinds: Sequence[str]) -> dict[str, Any]:
+    """Windows of the layers, a prediction layer as the last of them, and the kind of softmax."""
+    settings: dict[str, Any] = {"softmax_type": "learnable"} if model.attention_sink else {}
+    if not model.attention_window:
+        return settings
+    windowed = [kind.endswith(WINDOWED) for kind in kinds]
+    windowed += windowed[-1:] * model.multi_token_prediction_layers
+    # Megatron's window is the number of tokens before a token.
+    return settings | {"window_size": (model.attention_window - 1, 0), "window_attn_skip_freq": windowed}
 
 
 def _recompute(name: str) -> dict[str, Any]:
@@ -268,7 +280,7 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "batch_p2p_sync": False,
         "deallocate_pipeline_outputs": True,
     }
-    settings |= _experts(request, kinds) | _latent(model)
+    settings |= _experts(request, kinds) | _latent(model) | _mask(model, kinds)
     settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees)
     try:
         return (MLATransformerConfig if model.mla else TransformerConfig)(**settings)

@@ -41,6 +41,11 @@ def refuse_unsupported(request: TraceRequest) -> None:
         raise TraceError(reason)
     refusals = (
         (model.moe is not None, "model.moe", "mixtures of experts are traced for megatron only"),
+        (
+            0 < model.attention_window < request.sequence_length or model.attention_sink,
+            "model.attention_window",
+            "sliding windows and sinks are traced for megatron only",
+        ),
         (model.mla is not None, "model.mla", "multi-latent attention is traced for megatron only"),
         (model.multi_token_prediction_layers > 0, "model.multi_token_prediction_layers", "they are not traced yet"),
         (request.context_parallel > 1, "layout.cp", "context parallelism is not traced for plain PyTorch yet"),

@@ -123,6 +123,11 @@ def _context_refusals(request: TraceRequest) -> tuple[tuple[bool, str], ...]:
         return ()
     heads = [n // min(n, request.tensor_parallel) for n in (model.num_attention_heads, model.num_key_value_heads)]
     return (
+        (
+            exchange == "p2p" and 0 < model.attention_window < request.sequence_length,
+            "recipe.context_exchange: p2p takes no sliding window; use all_gather or a2a",
+        ),
+        (model.attention_sink and exchange != "a2a", f"recipe.context_exchange: {exchange} takes no sinks; use a2a"),
         (request.attention == "unfused", "attention: context parallelism needs a fused kernel; use flash"),
         (
             exchange == "a2a" and any(n % context for n in heads),

@@ -101,6 +101,7 @@ def model_of(row: MeasuredRow) -> ModelSpec:
     gated = row.activation == "swiglu"
     alibi, rope = "alibi" in extra, gated or "position-embedding-type=rope" in extra
     head_dim = re.search(r"(?:head_dim|kv-channels=)(\d+)", extra)
+    window = re.search(r"(alternating )?(\d+)-token sliding window", extra)
     tied = row.tied_embeddings if row.tied_embeddings is not None else not gated
     fields: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9._-]", "-", row.model_name)[:80] or "measured",
@@ -121,6 +122,8 @@ def model_of(row: MeasuredRow) -> ModelSpec:
         "qk_norm": "qk-layernorm=true" in extra,
         "moe": moe_of(row),
         "mla": _mla(extra),
+        "attention_window": int(window[2]) if window else 0,
+        "full_attention_every": 2 if window and window[1] else 0,
         "multi_token_prediction_layers": _prediction_layers(extra),
     }
     if head_dim:

@@ -1,6 +1,7 @@
 """Closed forms of the work of a step against published formulas and counts."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_layer_forward_of_the_design() -> None:
 
 def test_conventions_are_ordered() -> None:
     model = load_model("llama3-8b")
-    args = {"sequence_length": 8192, "num_sequences": 16}
+    args: dict[str, Any] = {"sequence_length": 8192, "num_sequences": 16}
     flash = executed_flop(model, **args, recompute="none", attention="flash")
     assert flash == causal_model_flop(model, **args)
     assert flash < model_flop(model, **args) == executed_flop(model, **args, recompute="none", attention="unfused")
