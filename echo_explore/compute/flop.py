@@ -123,6 +123,20 @@ def _layers_forward_flop(model: ModelSpec, *, sequence_length: int, num_tokens: 
     return total + model.multi_token_prediction_layers * 4.0 * num_tokens * model.hidden_size**2
 
 
+def _cores_forward_flop(model: ModelSpec, *, sequence_length: int, num_tokens: int, masked: bool) -> float:
+    """Attention cores of all layers forward, which hold no weights."""
+    return sum(
+        count
+        * attention_core_flop(
+            model,
+            sequence_length=sequence_length,
+            num_tokens=num_tokens,
+            attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
+        )
+        for kind, count in _kinds(model).items()
+    )
+
+
 def _kinds(model: ModelSpec) -> Counter[str]:
     """How many layers there are of each kind, prediction layers included."""
     kinds = Counter(model.layer_kinds)
@@ -199,16 +213,7 @@ def executed_flop(
     if recompute == "full":
         total += _layers_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked)
     elif recompute == "selective":
-        total += sum(
-            count
-            * attention_core_flop(
-                model,
-                sequence_length=sequence_length,
-                num_tokens=num_tokens,
-                attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
-            )
-            for kind, count in _kinds(model).items()
-        )
+        total += _cores_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked)
     return total
 
 
@@ -217,8 +222,11 @@ def weight_gradient_flop(
 ) -> float:
     """FLOP of the products that give weight gradients in one step, which a frozen model leaves out: 2 T per weight."""
     num_tokens = num_sequences * sequence_length
-    layers = _layers_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, attended_fraction=0.0)
-    return layers + logits_forward_flop(model, num_tokens=num_tokens, padded_vocab_size=padded_vocab_size)
+    layers, cores = (
+        forward(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=False)
+        for forward in (_layers_forward_flop, _cores_forward_flop)
+    )
+    return layers - cores + logits_forward_flop(model, num_tokens=num_tokens, padded_vocab_size=padded_vocab_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,3 +68,33 @@ class FlashCoreAttention(torch.nn.Module):
             apply = FlashAttention.apply
             out = apply(query, key, value, self.dropout, self.causal, self.scale, self.window, self.softmax_offset)
         return out.reshape(*out.shape[:2], -1)
+
+
+def unfused_alibi_attention() -> Any:
+    """Megatron's unfused attention with a bias of one number a head and key, as BLOOM's trainer adds it.
+
+    The bias goes into the product of queries and keys as its third argument (Megatron-DeepSpeed, 2022,
+    megatron/model/transformer.py, CoreAttention: `baddbmm(alibi, query, key, beta=1)`).
+    """
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    class AlibiDotProductAttention(DotProductAttention):  # type: ignore[misc]
+        bias: torch.Tensor | None = None
+
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            plain = torch.baddbmm
+
+            def with_bias(scores: torch.Tensor, *products: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
+                if self.bias is None:
+                    self.bias = scores.new_empty((scores.shape[0], 1, scores.shape[2]))
+                return plain(self.bias, *products, beta=1.0, alpha=alpha)
+
+            functions: Any = torch
+            functions.baddbmm = with_bias
+            try:
+                out: torch.Tensor = super().forward(*args, **kwargs)
+            finally:
+                functions.baddbmm = plain
+            return out
+
+    return AlibiDotProductAttention

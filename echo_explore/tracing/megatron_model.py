@@ -14,7 +14,7 @@ from echo_explore.specs import ModelSpec
 from echo_explore.specs.model import WINDOWED, feed_forward_kind
 from echo_explore.specs.routing import Routing
 from echo_explore.tracing import expert_ops, fake_cluster, fused_dispatch
-from echo_explore.tracing.core_attention import FlashCoreAttention
+from echo_explore.tracing.core_attention import FlashCoreAttention, unfused_alibi_attention
 from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.gathered_inputs import keep_gathered_inputs
@@ -330,6 +330,8 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
             parts.core_attention = FlashCoreAttention
         elif latent:
             parts.core_attention = unfused_core_attention()
+        elif request.model.position_embedding == "alibi":
+            parts.core_attention = unfused_alibi_attention()
         if eager_norm:
             spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = EagerRmsNorm
         return spec
@@ -374,7 +376,7 @@ def build_chunks(
     model, chunks = request.model, []
     GroupedGemm.accumulate = request.gradient_accumulation_fusion
     expert_ops.set_routing(routing_of(request))
-    # Approximation: alibi adds a bias inside the attention kernels; its bytes are left out (underestimates).
+    # ALiBi is in the core attention: fused kernels take slopes, unfused products a bias.
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
     for number in range(degrees.virtual) if only is None else (only,):
         stage = number if degrees.virtual > 1 else None

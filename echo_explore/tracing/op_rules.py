@@ -6,7 +6,7 @@ kernel is priced by its bytes. Bytes count each distinct element once, as if not
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,9 +85,22 @@ def _mm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
 
 def _bmm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     a, b = inputs[-2:]
-    # baddbmm with beta = 0, as Megatron calls it, does not read its first argument.
     read = float(tensor_bytes(a) + tensor_bytes(b))
     return _gemm(a.shape[0], a.shape[1], b.shape[2], a.shape[2], a.dtype, {"bytes_read": read})
+
+
+def _baddbmm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """A bias that is broadcast is spread over the result first, which the product then reads and writes.
+
+    A first argument as large as the result is Megatron's buffer with beta = 0, which nobody reads (PyTorch 2.13,
+    aten/src/ATen/native/cuda/Blas.cpp, baddbmm_out_cuda_impl).
+    """
+    kernel = _bmm(inputs, outputs, args)
+    bias, result = inputs[0], float(tensor_bytes(outputs[0]))
+    if bias.numel() == outputs[0].numel():
+        return kernel
+    assert kernel.bytes_read is not None
+    return replace(kernel, bytes_read=kernel.bytes_read + tensor_bytes(bias) + result, bytes_written=2 * result)
 
 
 def _wgrad_accumulate(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
@@ -312,7 +325,7 @@ RULES: dict[str, Rule] = {
     "aten.mm": _mm,
     "aten.addmm": _mm,
     "aten.bmm": _bmm,
-    "aten.baddbmm": _bmm,
+    "aten.baddbmm": _baddbmm,
     "echo.wgrad_gemm_accumulate": _wgrad_accumulate,
     "echo.flash_attention": _flash(backward=False),
     "echo.flash_attention_backward": _flash(backward=True),

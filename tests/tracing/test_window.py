@@ -75,3 +75,24 @@ def test_what_no_kernel_takes_is_refused() -> None:
     assert unsupported(request(WINDOWED, context_parallel=2, context_exchange="all_gather")) is None
     assert "sinks" in str(unsupported(request(SINKS, context_parallel=2, context_exchange="all_gather")))
     assert unsupported(request(SINKS, context_parallel=2, context_exchange="a2a")) is None
+
+
+def test_alibi_spreads_its_bias_over_the_scores(service: TraceService) -> None:
+    alibi = LLAMA.model_copy(update={"position_embedding": "alibi"})
+    none = LLAMA.model_copy(update={"position_embedding": "none"})
+    pieces = {
+        (m.position_embedding, a): service.trace(request(m, attention=a)).pieces["layer.dense"]
+        for m in (alibi, none)
+        for a in ("flash", "unfused")
+    }
+    heads, element = LLAMA.num_attention_heads, 2.0
+    scores, bias = (element * BATCH * heads * SEQUENCE * n for n in (SEQUENCE, 1))
+    for phase in ("forward", "backward"):
+        graphs = {key: getattr(piece, phase) for key, piece in pieces.items()}
+        read, written = (
+            getattr(graphs["alibi", "unfused"], column).sum() - getattr(graphs["none", "unfused"], column).sum()
+            for column in ("bytes_read", "bytes_written")
+        )
+        assert (read, written) == ((scores + bias, scores) if phase == "forward" else (0.0, 0.0))
+        assert graphs["alibi", "unfused"].flop.sum() == graphs["none", "unfused"].flop.sum()
+        assert graphs["alibi", "flash"].bytes_read.sum() == graphs["none", "flash"].bytes_read.sum()
