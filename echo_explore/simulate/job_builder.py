@@ -81,6 +81,7 @@ class JobBuilder:
             host_expert_call_s=stack.host_backward_call_s * host_factor if stack.experts_apart else 0.0,
             overlap_exchanges=candidate.overlaps_exchanges,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
+            launch_blocking=stack.launch_blocking and host_factor > 0.0,
         )
 
     @property

@@ -62,6 +62,7 @@ class NativeJobBuilder:
             host_call_s=stack.host_call_s * host_factor,
             host_backward_call_s=stack.host_backward_call_s * host_factor,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
+            launch_blocking=stack.launch_blocking and host_factor > 0.0,
         )
 
     # -- what `sharded_graph` asks for --------------------------------------------------------------------------------

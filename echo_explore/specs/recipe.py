@@ -135,6 +135,7 @@ class StackProfile(StrictModel):
         experts_apart: a grouped product runs as one product an expert, and so does the cast of its input, each launched
             by itself from C++ (Transformer Engine); else as one kernel.
         fused_router: the router of a mixture runs as Transformer Engine's fused kernels (Megatron's moe_router_fusion).
+        launch_blocking: every launch waits for its kernel, as with CUDA_LAUNCH_BLOCKING=1; not with cuda_graphs.
         compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
     """
 
@@ -152,6 +153,7 @@ class StackProfile(StrictModel):
     dropout: float = Field(ge=0.0, lt=1.0)
     layer_split_rule: Literal["none", "first-last-light", "balanced", "remainder-first", "by-compute"] = "none"
     cuda_graphs: bool = False
+    launch_blocking: bool = False
     host_call_s: Seconds = Field(alias="host_call")
     host_backward_call_s: Seconds = Field(alias="host_backward_call")
     host_step_s: Seconds = Field(alias="host_step")

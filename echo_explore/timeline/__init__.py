@@ -3,6 +3,7 @@
 from echo_explore.timeline.blocks import Fidelity
 from echo_explore.timeline.bound import cheap_bound, step_time_lower_bound
 from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
+from echo_explore.timeline.explain import BubbleSplit, StepExplanation
 from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
 from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
@@ -13,6 +14,7 @@ from echo_explore.timeline.step import StepTimeline, simulate_step
 
 __all__ = [
     "BREAKDOWN_KEYS",
+    "BubbleSplit",
     "ChunkJob",
     "ClassTimes",
     "Fidelity",
@@ -24,6 +26,7 @@ __all__ = [
     "Span",
     "SplitBackward",
     "StageJob",
+    "StepExplanation",
     "StepTimeline",
     "cheap_bound",
     "schedule_order",

@@ -111,6 +111,7 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                 if number < len(expanded):
                     continue
                 rows = np.arange(timed.graph.num_ops, dtype=np.int64)
+                host = _host(job, timed)
                 if fidelity == "block":
                     coarse = coalesce(
                         timed,
@@ -118,8 +119,8 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                         break_after=broken if phase != PassKind.FORWARD else (),
                     )
                     timed, rows = coarse.timed, coarse.row_of
-                host = _host(job, timed)
-                expanded.append(expand(timed, host_row_s=host))
+                    host = np.bincount(rows, weights=host, minlength=timed.graph.num_ops).astype(np.float64)
+                expanded.append(expand(timed, host_row_s=host, launch_blocking=job.launch_blocking))
                 row_of.append(rows)
     collapsed, num_ops = _measure(expanded, pairs)
     pair, halves, num_pair_ops = _pairs(job, which, collapsed, pairs, fidelity)
@@ -161,7 +162,7 @@ def _pairs(
                     coarse = coalesce(timed)
                     timed = coarse.timed
                     host = np.add.reduceat(host, np.flatnonzero(np.diff(coarse.row_of, prepend=-1)))
-                together.append(expand(timed, host_row_s=host))
+                together.append(expand(timed, host_row_s=host, launch_blocking=job.launch_blocking))
     bodies, num_ops = _measure(together, pairs)
     halves: list[Template] = []
     for (forward, backward), body in zip(known, bodies, strict=True):
@@ -178,6 +179,7 @@ def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
         call_s=job.host_call_s,
         backward_call_s=job.host_backward_call_s,
         expert_call_s=job.host_expert_call_s,
+        launch_blocking=job.launch_blocking,
     )
 
 

@@ -126,6 +126,7 @@ class PipelineJob:
         host_backward_call_s: the same in a backward.
         host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
         host_step_s: host time once a step, after the epilogue.
+        launch_blocking: the host launches a kernel only when the one before has ended (CUDA_LAUNCH_BLOCKING=1).
     """
 
     stages: tuple[StageJob, ...]
@@ -138,6 +139,7 @@ class PipelineJob:
     host_backward_call_s: float
     host_step_s: float
     schedule_lines: tuple[str, ...] = ()
+    launch_blocking: bool = False
     overlap_exchanges: bool = False
     host_expert_call_s: float = 0.0
 

@@ -11,6 +11,7 @@ from echo_explore.timeline.blocks import Blocks, Fidelity, prepare_blocks
 from echo_explore.timeline.breakdown import ClassTimes, breakdown_of, class_times, critical_class, step_sigma_log
 from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.checks import check_job
+from echo_explore.timeline.explain import StepExplanation, explain_run
 from echo_explore.timeline.folding import Period, find_period, trial_lengths
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import lay_out
@@ -37,6 +38,7 @@ class StepTimeline:
         num_rank_classes: rank classes.
         num_simulated_micro_batches: of the run that stands for the step; fewer than the job's if the rest is periodic.
         spans: what ran when, if asked for.
+        explanation: critical path and bubbles, if asked for.
     """
 
     step_time_s: float
@@ -48,6 +50,7 @@ class StepTimeline:
     num_rank_classes: int
     num_simulated_micro_batches: int
     spans: tuple[Span, ...] = ()
+    explanation: StepExplanation | None = None
 
     @property
     def stage_finish_s(self) -> tuple[float, ...]:
@@ -69,6 +72,7 @@ def simulate_step(
     fidelity: Fidelity,
     fold: bool = True,
     record_spans: bool = False,
+    explain: bool = False,
 ) -> StepTimeline:
     """The timeline of one step.
 
@@ -83,6 +87,7 @@ def simulate_step(
         fold: use the repetition in the step.
         record_spans: also keep what ran when, from a further run: all blocks and transfers of all micro-batches, and
             the rows of the first forward and backward of every chunk and of those beside data-parallel traffic.
+        explain: also find the critical path and when stages wait, from a further run of all micro-batches.
 
     Raises:
         SpecError: the job or the interference table is not well formed.
@@ -97,7 +102,11 @@ def simulate_step(
     if record_spans:
         shown = _run_collapsed(job, blocks, pairs, job.num_micro_batches, detail_first=True)
         spans = spans_of(shown.step, shown.times)
-    return _summarise(job, run, period, blocks.num_simulated_ops, spans)
+    explanation = None
+    if explain:
+        whole = _run_collapsed(job, blocks, pairs, job.num_micro_batches)
+        explanation = explain_run(whole.step, whole.times)
+    return _summarise(job, run, period, blocks.num_simulated_ops, spans, explanation)
 
 
 def _run_all_rows(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> _Run:
@@ -153,7 +162,12 @@ def _run_collapsed(
 
 
 def _summarise(
-    job: PipelineJob, run: _Run, period: Period | None, num_measured_ops: int, spans: tuple[Span, ...]
+    job: PipelineJob,
+    run: _Run,
+    period: Period | None,
+    num_measured_ops: int,
+    spans: tuple[Span, ...],
+    explanation: StepExplanation | None,
 ) -> StepTimeline:
     program, times = run.step.program, run.times
     num_stages = len(job.stages)
@@ -184,6 +198,7 @@ def _summarise(
         num_rank_classes=num_stages,
         num_simulated_micro_batches=num_run,
         spans=spans,
+        explanation=explanation,
     )
 
 

@@ -45,12 +45,25 @@ class Template:
         return bool((self.ops.stream == Stream.DATA).any())
 
 
-def host_row_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float, expert_call_s: float = 0.0) -> Floats:
+LAUNCH_LATENCY_S = 8.9e-6
+"""Total latency of an empty kernel launched alone, V100 (Zhang et al., arXiv 2004.05371 (2020), launch overheads)."""
+
+
+def host_row_seconds(
+    timed: TimedGraph,
+    *,
+    call_s: float,
+    backward_call_s: float,
+    expert_call_s: float = 0.0,
+    launch_blocking: bool = False,
+) -> Floats:
     """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward.
 
     A grouped product, and the cast right ahead of it, stands for one of each expert: `expert_call_s` for each further.
+    With `launch_blocking` also what it waits for each kernel and collective beyond the time that runs on the GPU.
     """
     graph = timed.graph
+    waits_s = LAUNCH_LATENCY_S * (graph.is_compute | graph.is_collective) if launch_blocking else 0.0
     each_s: Floats = np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
     row_s = graph.host_calls.astype(np.float64) * each_s
     products = np.flatnonzero(graph.op_class == OpClass.GROUPED_GEMM)
@@ -58,7 +71,7 @@ def host_row_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float
     row_s[products] += further_s
     is_cast = (products > 0) & np.isin(graph.op_class[products - 1], (OpClass.COPY, OpClass.QUANTISE))
     row_s[products[is_cast] - 1] += further_s[is_cast]
-    return row_s
+    return row_s + waits_s
 
 
 def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:
@@ -66,7 +79,13 @@ def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) ->
     return float(host_row_seconds(timed, call_s=call_s, backward_call_s=backward_call_s).sum())
 
 
-def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge: Charge = Charge.PIPELINE) -> Template:
+def expand(
+    timed: TimedGraph,
+    *,
+    host_row_s: Floats | None = None,
+    model_charge: Charge = Charge.PIPELINE,
+    launch_blocking: bool = False,
+) -> Template:
     """Every row as ops.
 
     A kernel is an op of the compute stream; a collective is an op of its axis's stream, starting after what the compute
@@ -75,7 +94,8 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
 
     The host launches rows in their order, ahead of the GPU, up to a row at which it waits for the GPU: what it launches
     behind that starts anew from there (the row in `awaits`, or all before), and no row behind it starts before all
-    those ahead of it have been launched.
+    those ahead of it have been launched. With `launch_blocking` it launches a row only when the one before has ended,
+    so that its time lies between them on the compute stream, and no collective runs beside a kernel.
 
     # Approximation: kernels of other streams than the first run in issue order on the compute stream, but collectives
     # of the compute stream do not wait for them (either direction).
@@ -86,6 +106,7 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
         timed: the rows; times alone.
         host_row_s: (num_rows,) what the host needs to launch each row, from the first row on; None: nothing.
         model_charge: what collectives over `Axis.MODEL` are charged to.
+        launch_blocking: every launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1).
 
     Raises:
         SpecError: bad times, a collective without axis, a wait for a later row.
@@ -98,16 +119,18 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
     is_collective = graph.is_collective
     is_compute = graph.is_compute
     is_wait = (graph.kind == OpKind.WAIT) & (graph.awaits >= 0)
-    is_sync = is_collective & ~graph.asynchronous
-    width = (is_compute | is_collective | is_wait).astype(np.int64) + is_sync
+    is_sync = is_collective & (~graph.asynchronous | launch_blocking)
+    between = (is_compute | is_collective) & (launch_blocking and host_row_s is not None)
+    width = (is_compute | is_collective | is_wait).astype(np.int64) + is_sync + between
     at = 1 + np.cumsum(width) - width
+    main_at = at + between
     waits = np.flatnonzero(graph.kind == OpKind.HOST_SYNC)
-    launches = _launches(host_row_s, waits)
+    launches = np.zeros(0) if launch_blocking else _launches(host_row_s, waits)
     num_ops = int(width.sum()) + 2 + launches.shape[0]
     last = num_ops - 1
     ops = Ops.blank(num_ops)
 
-    kernels = at[is_compute]
+    kernels = main_at[is_compute]
     ops.charge[kernels] = np.select(
         [graph.phase[is_compute] == Phase.RECOMPUTE, graph.phase[is_compute] == Phase.OPTIMIZER],
         [Charge.RECOMPUTE, Charge.OPTIMIZER],
@@ -115,7 +138,7 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
     )
     ops.op_class[kernels] = graph.op_class[is_compute]
     ops.kernel_class[kernels] = timed.pair_class[is_compute]
-    comms = at[is_collective]
+    comms = main_at[is_collective]
     axis = graph.axis[is_collective].astype(np.int64)
     if (AXIS_STREAM[axis] < 0).any():
         bad = int(row[is_collective][AXIS_STREAM[axis] < 0][0])
@@ -128,6 +151,9 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
         ops.duration_s[ops_of_rows] = timed.time_s[rows]
         ops.sigma_log[ops_of_rows] = timed.sigma_log[rows]
         ops.row[ops_of_rows] = row[rows]
+    if host_row_s is not None:
+        ops.charge[at[between]] = Charge.LAUNCH
+        ops.duration_s[at[between]] = host_row_s[between]
     host = np.arange(last - launches.shape[0], last, dtype=np.int64)
     ops.stream[host] = Stream.HOST
     ops.charge[host] = Charge.LAUNCH
@@ -140,15 +166,15 @@ def expand(timed: TimedGraph, *, host_row_s: Floats | None = None, model_charge:
         raise SpecError("awaits", awaited.tolist(), "a wait must name an earlier collective", "trace it again")
     joined = np.zeros(num_rows, dtype=np.bool_)
     joined[awaited] = True
-    loose = at[is_collective & ~is_sync & ~joined]
-    sync = at[is_sync]
+    loose = main_at[is_collective & ~is_sync & ~joined]
+    sync = main_at[is_sync]
     done_op = latest[at + width - 1]
-    on_main = np.where((ops.stream == Stream.COMPUTE) & ~_aside(ops, at, width, graph.stream), latest, 0)
+    on_main = np.where((ops.stream == Stream.COMPUTE) & ~_aside(ops, main_at, width, graph.stream), latest, 0)
     main = np.maximum.accumulate(on_main)
     edges = [
         (np.where(graph.stream[is_collective] == 0, main[comms], latest[comms]), comms),
         (sync, sync + 1),
-        (at[awaited], at[is_wait]),
+        (main_at[awaited], at[is_wait]),
         (loose, np.full(loose.shape, last)),
         (np.zeros_like(host[:1]), host[:1]),
         (host[-1:], np.full(host[-1:].shape, last)),

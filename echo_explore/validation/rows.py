@@ -33,6 +33,7 @@ class OverlapFlags:
         grad_reduce: gradients are reduced beside the backward.
         param_gather: parameters are gathered beside the forward.
         cuda_graphs: whole iterations or whole layers run from CUDA graphs, or only parts of layers, or nothing.
+        launch_blocking: every launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1).
         in_network_reduction: the switches between hosts reduce (SHARP).
         fused_norm: the norm is one kernel.
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
@@ -45,6 +46,7 @@ class OverlapFlags:
     grad_reduce: bool | None = None
     param_gather: bool | None = None
     cuda_graphs: bool | None = None
+    launch_blocking: bool = False
     in_network_reduction: bool = False
     fused_norm: bool | None = None
     first_flash: bool = False
@@ -298,6 +300,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         grad_reduce=grad,
         param_gather=gather,
         cuda_graphs=_graphs(words),
+        launch_blocking="cuda_launch_blocking=1" in words,
         expert_dispatcher=_dispatcher(words),
         # A list of flags that names others and not this one says that it is off.
         expert_exchange=True if _EXCHANGE.search(words) else False if "dispatcher" in words else None,

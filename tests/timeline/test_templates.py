@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from echo_explore.graph import OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
+from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.interference import NoInterference
 from echo_explore.timeline.blocks import _measure
+from echo_explore.timeline.charges import Column
 from echo_explore.timeline.program import checked_pairs
-from echo_explore.timeline.templates import expand, host_row_seconds, host_seconds
+from echo_explore.timeline.templates import LAUNCH_LATENCY_S, expand, host_row_seconds, host_seconds
 
 
 def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> None:
@@ -61,3 +62,27 @@ def test_each_further_expert_is_a_call_of_its_own() -> None:
     host = host_row_seconds(timed, call_s=1.0, backward_call_s=0.5, expert_call_s=0.25)
     assert host.tolist() == [1 + 15 * 0.25, 2 + 15 * 0.25, 2]
     assert host_row_seconds(timed, call_s=1.0, backward_call_s=0.5).tolist() == [1, 2, 2]
+
+
+def test_blocking_launches_put_the_host_between_kernels() -> None:
+    rows = [
+        OpRow(phase=Phase.FORWARD),
+        OpRow(kind=OpKind.COLLECTIVE, axis=Axis.TENSOR, collective=Collective.ALL_REDUCE, asynchronous=True),
+        OpRow(phase=Phase.FORWARD),
+        OpRow(kind=OpKind.WAIT, awaits=1),
+    ]
+    timed = TimedGraph(graph=build_graph(rows), time_s=np.array([4.0, 2.0, 1.0, 0.0]), sigma_log=np.zeros(4))
+    host = np.array([0.5, 0.25, 0.5, 0.0])
+    (free,), _ = _measure([expand(timed, host_row_s=host)], checked_pairs(NoInterference()))
+    (blocking,), _ = _measure([expand(timed, host_row_s=host, launch_blocking=True)], checked_pairs(NoInterference()))
+    assert free.ops.duration_s.sum() == pytest.approx(6.0)  # the last kernel runs beside the collective
+    assert blocking.ops.duration_s.sum() == pytest.approx(4.0 + 2.0 + 1.0 + 1.25)
+    assert blocking.charges is not None
+    assert blocking.charges[Column.HOST] == pytest.approx(1.25)
+
+
+def test_every_kernel_waits_for_its_launch_when_launches_block() -> None:
+    rows = [OpRow(phase=Phase.FORWARD, host_calls=2), OpRow(kind=OpKind.WAIT, host_calls=0)]
+    timed = TimedGraph(graph=build_graph(rows), time_s=np.zeros(2), sigma_log=np.zeros(2))
+    seconds = host_row_seconds(timed, call_s=1.0, backward_call_s=0.0, launch_blocking=True)
+    assert seconds.tolist() == pytest.approx([2.0 + LAUNCH_LATENCY_S, 0.0], rel=1e-12)

@@ -121,6 +121,7 @@ def test_what_a_run_says_wins_over_its_stack() -> None:
     assert mapped().recipe.distributed_optimizer is True
     assert mapped(framework="nanotron", zero_stage_or_fsdp="1").recipe.distributed_optimizer is True
     assert mapped(overlap_flags="cuda_graph full_iteration").stack.cuda_graphs
+    assert mapped(overlap_flags="CUDA_LAUNCH_BLOCKING=1").stack.launch_blocking
     assert mapped(overlap_flags="kernel=flash_attentionv1.0.8").stack.compute_scale == {"attention": 2.0}
 
 

@@ -1,0 +1,160 @@
+"""Why a step takes what it takes: its critical path, what of it is exposed, and when stages wait."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from echo_explore.graph import OpClass
+from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.specs.schedules import PassKind
+from echo_explore.timeline.breakdown import AXIS_NAMES
+from echo_explore.timeline.charges import NUM_AXES, Column, charge_rank
+from echo_explore.timeline.ops import NUM_STREAMS, Charge
+from echo_explore.timeline.pipeline import StepProgram
+from echo_explore.timeline.program import Program, Times, rank_ops
+from echo_explore.timeline.templates import Template
+
+_AXIS_OF_CHARGE = {Charge.TENSOR + i: name for i, name in enumerate(AXIS_NAMES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleSplit:
+    """When a stage waits for peers that compute.
+
+    Attributes:
+        warm_up_s: before its first backward.
+        steady_s: from there to the end of its last forward.
+        cool_down_s: after that.
+    """
+
+    warm_up_s: float
+    steady_s: float
+    cool_down_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepExplanation:
+    """A step explained.
+
+    Attributes:
+        critical_path_s: seconds of the chain of ops that is as long as the step, by op class in lower case, axis of
+            communication (`tensor`, ...) and `host`; they add up to the step time.
+        critical_path_stages_s: the same seconds by rank class that ran them.
+        bubbles: of every rank class.
+    """
+
+    critical_path_s: dict[str, float]
+    critical_path_stages_s: tuple[float, ...]
+    bubbles: tuple[BubbleSplit, ...]
+
+
+def explain_run(step: StepProgram, times: Times) -> StepExplanation:
+    """The explanation of a run of all micro-batches."""
+    program = step.program
+    path = critical_path(program, times)
+    seconds = times.end_s[path] - times.start_s[path]
+    stages = np.bincount(program.rank[path], weights=seconds, minlength=program.num_ranks)
+    return StepExplanation(
+        critical_path_s=_shares(step, path, seconds),
+        critical_path_stages_s=tuple(stages.tolist()),
+        bubbles=tuple(_bubble_split(step, times, s) for s in range(program.num_ranks)),
+    )
+
+
+def critical_path(program: Program, times: Times) -> Ints:
+    """Ops from the start of the step to its end of which each starts when the one before ends, last first.
+
+    Of several that end then, one of the same rank goes first, then the lowest.
+    """
+    n = program.ops.num_ops
+    before = _Before(program)
+    op = int(np.lexsort((-np.arange(n), times.end_s))[-1])
+    path = [op]
+    while times.start_s[op] > 0.0 or program.ops.duration_s[op] == 0.0:
+        candidates = before.of(op)
+        if not candidates.size:
+            break
+        latest = candidates[times.end_s[candidates] >= times.end_s[candidates].max()]
+        op = int(latest[np.lexsort((latest, program.rank[latest] != program.rank[op]))[0]])
+        path.append(op)
+    return np.array(path, dtype=np.int64)
+
+
+class _Before:
+    """What an op waits for: edges, the op ahead of it on its stream, and the same of those that it meets."""
+
+    def __init__(self, program: Program) -> None:
+        ops = program.ops
+        order = np.argsort(ops.edge_target, kind="stable")
+        self._sources = ops.edge_source[order]
+        self._first = np.searchsorted(ops.edge_target[order], np.arange(ops.num_ops + 1))
+        stream = program.rank * NUM_STREAMS + ops.stream
+        in_order = np.lexsort((program.order, stream))
+        self._ahead = np.full(ops.num_ops, -1, dtype=np.int64)
+        same = stream[in_order[1:]] == stream[in_order[:-1]]
+        self._ahead[in_order[1:][same]] = in_order[:-1][same]
+        self._group = program.group
+
+    def of(self, op: int) -> Ints:
+        """Ops of which one has to end last before `op` may start."""
+        group = int(self._group[op])
+        members = np.flatnonzero(self._group == group) if group >= 0 else np.array([op])
+        parts = [self._sources[self._first[m] : self._first[m + 1]] for m in members.tolist()]
+        ahead = self._ahead[members]
+        return np.concatenate([*parts, ahead[ahead >= 0]]).astype(np.int64)
+
+
+def _shares(step: StepProgram, path: Ints, seconds: Floats) -> dict[str, float]:
+    total: dict[str, float] = {}
+    inside: dict[int, dict[str, float]] = {}
+    ops = step.program.ops
+    for op, took in zip(path.tolist(), seconds.tolist(), strict=True):
+        if took <= 0.0:
+            continue
+        charge = int(ops.charge[op])
+        if charge == Charge.BODY:
+            body = int(step.body_of_source[step.program.source[op]])
+            parts = inside.setdefault(body, _body_shares(step.pool.templates[body]))
+            for name, share in parts.items():
+                total[name] = total.get(name, 0.0) + share * took
+            continue
+        name = _name(charge, int(ops.op_class[op]))
+        total[name] = total.get(name, 0.0) + took
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _name(charge: int, op_class: int) -> str:
+    if charge <= Charge.OPTIMIZER:
+        return OpClass(op_class).name.lower()
+    return _AXIS_OF_CHARGE.get(charge, "host")
+
+
+def _body_shares(template: Template) -> dict[str, float]:
+    """Share of a collapsed pass by op class, axis and host; they add up to 1."""
+    assert template.charges is not None
+    charges, graph = template.charges, template.source.graph
+    by_class = np.bincount(graph.op_class, weights=template.source.time_s * graph.is_compute, minlength=len(OpClass))
+    kernels = float(by_class.sum())
+    stretch = float(charges[Column.COMPUTE] + charges[Column.OPTIMIZER]) / kernels if kernels > 0 else 0.0
+    shares = {OpClass(c).name.lower(): float(s) * stretch for c, s in enumerate(by_class) if s > 0}
+    for axis in range(NUM_AXES):
+        shares[AXIS_NAMES[axis]] = float(charges[Column.TENSOR + axis])
+    shares["host"] = float(charges[Column.HOST] + charges[Column.BUBBLE])
+    whole = sum(shares.values())
+    return {name: share / whole for name, share in shares.items() if share > 0}
+
+
+def _bubble_split(step: StepProgram, times: Times, stage: int) -> BubbleSplit:
+    layout = step.layout
+    blocks = np.arange(layout.first[stage], layout.first[stage + 1])
+    is_forward = layout.phase[blocks] == PassKind.FORWARD
+    first_backward = float(times.start_s[step.entry[blocks[~is_forward]]].min())
+    last_forward = float(times.end_s[step.exit[blocks[is_forward]]].max())
+    ops = rank_ops(step.program, times, stage, step.body_of_source)
+    finish = float(times.end_s[step.program.rank == stage].max())
+    edges = (0.0, min(first_backward, last_forward), max(first_backward, last_forward), finish)
+    waits = [float(charge_rank(ops, step.pool.bodies, from_s=a, to_s=b)[Column.BUBBLE]) for a, b in pairwise(edges)]
+    if first_backward > last_forward:  # all forwards first: what lies between belongs to the warm-up
+        waits = [waits[0] + waits[1], 0.0, waits[2]]
+    return BubbleSplit(warm_up_s=waits[0], steady_s=waits[1], cool_down_s=waits[2])

@@ -1,0 +1,62 @@
+"""The critical path is as long as the step, and bubbles fall where schedules have them."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
+from echo_explore.timeline import PipelineJob, StepExplanation, simulate_step
+from echo_explore.timeline.blocks import prepare_blocks
+from echo_explore.timeline.explain import critical_path
+from echo_explore.timeline.program import checked_pairs
+from echo_explore.timeline.step import _run_collapsed
+
+
+def explained(job: PipelineJob) -> tuple[StepExplanation, float]:
+    step = simulate_step(job, interference=interference(), fidelity="kernel", explain=True)
+    assert step.explanation is not None
+    return step.explanation, step.step_time_s
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.4, 1.2)]))
+def test_critical_path_is_a_chain_as_long_as_the_step(job: PipelineJob, slow: tuple[float, float]) -> None:
+    pairs = checked_pairs(interference(*slow))
+    run = _run_collapsed(job, prepare_blocks(job, pairs, "kernel"), pairs, job.num_micro_batches)
+    path = critical_path(run.step.program, run.times)
+    start, end = run.times.start_s[path], run.times.end_s[path]
+    assert end[0] == run.times.end_s.max()
+    assert start[-1] == pytest.approx(0.0, abs=1e-12)
+    for later, earlier in pairwise(range(len(path))):
+        assert start[later] == pytest.approx(end[earlier], rel=1e-9, abs=1e-9), (later, earlier)
+
+
+@settings(max_examples=25, deadline=None)
+@given(job=pipeline_jobs())
+def test_shares_and_bubbles_add_up(job: PipelineJob) -> None:
+    step = simulate_step(job, interference=interference(), fidelity="kernel", explain=True)
+    assert step.explanation is not None
+    longest = max(step.step_time_s, sum(step.explanation.critical_path_s.values()))
+    assert sum(step.explanation.critical_path_s.values()) == pytest.approx(longest, rel=1e-9)
+    assert sum(step.explanation.critical_path_stages_s) == pytest.approx(longest, rel=1e-9)
+    for split, times in zip(step.explanation.bubbles, step.classes, strict=True):
+        parts = (split.warm_up_s, split.steady_s, split.cool_down_s)
+        assert min(parts) >= -1e-9
+        assert sum(parts) == pytest.approx(times.exposed_s["bubble"], rel=1e-6, abs=1e-6 * step.step_time_s)
+
+
+def test_bubbles_of_1f1b_lie_at_both_ends() -> None:
+    explanation, step_time_s = explained(equal_stages_job(num_stages=4, num_micro_batches=8))
+    first, last = explanation.bubbles[0], explanation.bubbles[-1]
+    assert (first.warm_up_s, first.steady_s, first.cool_down_s) == pytest.approx((6.0, 0.0, 3.0), abs=1e-9)
+    assert (last.warm_up_s, last.steady_s, last.cool_down_s) == pytest.approx((3.0, 0.0, 0.0), abs=1e-9)
+    assert explanation.critical_path_s == pytest.approx({"gemm": step_time_s})
+
+
+def test_a_transfer_on_the_path_is_named() -> None:
+    explanation, step_time_s = explained(equal_stages_job(num_stages=2, num_micro_batches=1, send_s=0.5))
+    assert explanation.critical_path_s == pytest.approx({"gemm": 6.0, "pipeline": 1.0})
+    assert np.sum(explanation.critical_path_stages_s) == pytest.approx(step_time_s)
