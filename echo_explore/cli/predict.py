@@ -65,6 +65,7 @@ def predict_command(
     calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     sets: Sets = None,
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Write a Perfetto trace here.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Critical path, exposed transfers, bubbles.")] = False,
     require_fit: Annotated[bool, typer.Option("--require-fit", help="Exit 1 if it does not fit in memory.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved candidate and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -112,6 +113,7 @@ def predict_command(
         interference=interference,
         calibration=calibration,
         timeline=timeline,
+        explain=explain,
         require_fit=require_fit,
         as_json=as_json,
     )
@@ -127,13 +129,14 @@ def _predict(
     interference: str | None,
     calibration: Path | None,
     timeline: Path | None,
+    explain: bool,
     require_fit: bool,
     as_json: bool,
 ) -> int:
     from echo_explore.simulate import DEFAULT_INTERFERENCE, SimulationOptions, default_simulator, parse_what_if
     from echo_explore.tracing import CachedTracer
 
-    options = SimulationOptions(fidelity=fidelity, fold=fold, what_if=parse_what_if(what_if))  # type: ignore[arg-type]
+    options = SimulationOptions(fidelity=fidelity, fold=fold, what_if=parse_what_if(what_if), explain=explain)  # type: ignore[arg-type]
     with CachedTracer() as tracer:
         simulator = default_simulator(
             tracer=tracer,

@@ -1,6 +1,7 @@
 """Predictions as text for people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from echo_explore.core import format_bytes, format_seconds
 from echo_explore.simulate.prediction import INTERVAL_LEVEL, Prediction
@@ -46,7 +47,27 @@ def prediction_text(candidate: Candidate, prediction: Prediction, advice: Sequen
                 value = prediction.breakdown.get(part, 0.0)
                 if value > 0:
                     lines.append(f"      {text:26s} {format_seconds(value):>10s} {value / step:6.1%}")
+    if prediction.explanation is not None:
+        lines += explanation_lines(prediction.explanation)
     if advice:
         lines.append("  what would make it fit:")
         lines += [f"    {line}" for line in advice]
     return "\n".join(lines)
+
+
+def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
+    """The critical path by cause, exposed transfers by axis, and the waits of every stage."""
+    path: Mapping[str, float] = explanation["critical_path_s"]
+    whole = sum(path.values())
+    lines = ["  critical path (what would have to be faster):"]
+    lines += [f"    {name:28s} {format_seconds(s):>10s} {s / whole:6.1%}" for name, s in path.items() if s > 0]
+    lines.append("  transfers of the critical rank (under way, of it exposed):")
+    for axis, busy in explanation["busy_s"].items():
+        if axis in explanation["exposed_s"] and busy > 0:
+            exposed = explanation["exposed_s"][axis]
+            lines.append(f"    {axis:28s} {format_seconds(busy):>10s} {format_seconds(exposed):>10s}")
+    lines.append("  waiting for other stages (warm-up, steady, cool-down):")
+    for row in explanation["bubbles"]:
+        parts = " ".join(f"{format_seconds(row[key]):>10s}" for key in ("warm_up_s", "steady_s", "cool_down_s"))
+        lines.append(f"    stage {row['stage']:<22d} {parts}")
+    return lines

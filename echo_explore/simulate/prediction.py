@@ -26,6 +26,7 @@ class Prediction:
         memory: bytes by stage and part.
         breakdown: seconds by cause; the parts add up to step_time_s.
         references: the models used, with versions.
+        explanation: critical path, exposed transfers and bubbles, if asked for.
     """
 
     label: str
@@ -49,6 +50,7 @@ class Prediction:
     versions: Mapping[str, Any]
     references: tuple[str, ...]
     warnings: tuple[str, ...]
+    explanation: Mapping[str, Any] | None = None
 
     @property
     def fits(self) -> bool:
@@ -96,4 +98,5 @@ class Prediction:
             "versions": dict(self.versions),
             "references": list(self.references),
             "warnings": list(self.warnings),
+            **({"explanation": dict(self.explanation)} if self.explanation is not None else {}),
         }

@@ -16,13 +16,14 @@ from echo_explore.interference import Pairing, PairTable
 from echo_explore.interference.pairing import scaled
 from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
+from echo_explore.simulate.hardware import on_other_hardware
 from echo_explore.simulate.jobs import build_job
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, InterferenceModel, Tracer
 from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
-from echo_explore.timeline import PipelineJob, StepTimeline, simulate_step, write_perfetto
+from echo_explore.timeline import PipelineJob, StepTimeline, perfectly_overlapped, simulate_step, write_perfetto
 from echo_explore.tracing.request import request_of
 
 Fidelity = Literal["kernel", "block"]
@@ -35,12 +36,14 @@ class SimulationOptions:
     Attributes:
         fidelity: `kernel` simulates every op, `block` the runs of ops between communications.
         fold: use the symmetry of ranks and the periodicity of schedules; off: every op of every micro-batch.
-        what_if: factors on the times of single causes.
+        what_if: factors on the times of single causes, and other hardware.
+        explain: also find the critical path and when stages wait.
     """
 
     fidelity: Fidelity = "kernel"
     fold: bool = True
     what_if: WhatIf = field(default_factory=WhatIf)
+    explain: bool = False
 
 
 DEFAULT_OPTIONS = SimulationOptions()
@@ -88,13 +91,14 @@ class Simulator:
             TraceError, MissingExtra: the program could not be traced.
             MissingCalibration: the device has no coefficients.
         """
+        candidate = _with_hardware(candidate, options.what_if)
         self._check_calibrated(candidate)
         start = time.perf_counter()
         trace = self.tracer.trace(request_of(candidate))
         traced = time.perf_counter()
         pairing = self.interference.pairing(candidate.cluster.device)
         pricer = self._pricer(candidate, options, pairing)
-        job = build_job(candidate, trace, pricer, options.what_if)
+        job = _job(candidate, trace, pricer, options.what_if)
         memory = memory_profile(candidate=candidate, trace=trace)
         priced = time.perf_counter()
         step = simulate_step(
@@ -103,6 +107,7 @@ class Simulator:
             fidelity=options.fidelity,
             fold=options.fold,
             record_spans=timeline is not None,
+            explain=options.explain,
         )
         if step.step_time_s <= 0.0:
             raise SpecError(
@@ -129,10 +134,11 @@ class Simulator:
         Raises:
             TraceError, MissingExtra, MissingCalibration: see `predict`.
         """
+        candidate = _with_hardware(candidate, options.what_if)
         self._check_calibrated(candidate)
         pairing = self.interference.pairing(candidate.cluster.device)
         pricer = self._pricer(candidate, options, pairing)
-        job = build_job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
+        job = _job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
         return simulate_step(
             job,
             interference=_Scaled(pairing, options.what_if.interference_factor),
@@ -203,6 +209,7 @@ class Simulator:
                 for part in (self.compute, self.collective, self.interference)
             ),
             warnings=warnings,
+            explanation=explanation_rows(step),
         )
 
     def _versions(self, candidate: Candidate, trace: Trace) -> dict[str, Any]:
@@ -218,6 +225,33 @@ class Simulator:
             "stack": candidate.stack.name,
             "calibration": self.calibration,
         }
+
+
+def _with_hardware(candidate: Candidate, what_if: WhatIf) -> Candidate:
+    return on_other_hardware(candidate, what_if.factors, what_if.gpu)
+
+
+def _job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
+    job = build_job(candidate, trace, pricer, what_if)
+    return perfectly_overlapped(job) if what_if.perfect_overlap else job
+
+
+def explanation_rows(step: StepTimeline) -> dict[str, Any] | None:
+    """The explanation as JSON values; None if none was asked for."""
+    if step.explanation is None:
+        return None
+    critical = step.classes[step.critical_class]
+    return {
+        "critical_path_s": dict(step.explanation.critical_path_s),
+        "critical_path_stages_s": list(step.explanation.critical_path_stages_s),
+        "exposed_s": dict(critical.exposed_s),
+        "busy_s": dict(critical.busy_s),
+        "bubbles": [
+            {"stage": s, "warm_up_s": b.warm_up_s, "steady_s": b.steady_s, "cool_down_s": b.cool_down_s}
+            for s, b in enumerate(step.explanation.bubbles)
+        ],
+        "critical_class": step.critical_class,
+    }
 
 
 def executed_flop(job: PipelineJob) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from echo_explore.core import SpecError, nearest
 from echo_explore.graph import Axis, OpClass
+from echo_explore.simulate.hardware import HARDWARE
+from echo_explore.specs import load_cluster
 
 _AXES = {
     "tensor": (Axis.TENSOR,),
@@ -17,7 +19,9 @@ _AXES = {
 _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
 LARGEST_FACTOR = 1e6
 """Beyond this a factor is a slip, and sums of times lose their digits."""
-NAMES = ("compute", "communication", "host", "interference", *_AXES, *_CLASSES)
+TIMES = ("compute", "communication", "host", "interference", *_AXES, *_CLASSES)
+"""Causes whose times a what-if may multiply."""
+NAMES = (*TIMES, *HARDWARE, "overlap", "gpu")
 _WORDS = {("interference", "none"): 0.0}
 """Words that stand for factors."""
 
@@ -25,10 +29,18 @@ _WORDS = {("interference", "none"): 0.0}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """Factors on times, 1 where not given: `compute=0.5` halves every kernel, `tensor=0` makes tensor traffic free,
-    `interference=0` or `none` lets kernels and transfers run beside each other at full speed.
+    `interference=0` or `none` lets kernels and transfers run beside each other at full speed. Names of
+    `hardware.HARDWARE` multiply figures of the cluster instead: `bandwidth=2x` doubles those of all links.
+
+    Attributes:
+        factors: by name.
+        perfect_overlap: every transfer runs beside compute (`overlap=perfect`).
+        gpu: cluster whose GPU replaces the candidate's; empty: none.
     """  # noqa: D205
 
     factors: dict[str, float] = field(default_factory=dict)
+    perfect_overlap: bool = False
+    gpu: str = ""
 
     def kernel_factor(self, op_class: OpClass) -> float:
         """Factor on kernels of that class."""
@@ -57,20 +69,35 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
         SpecError: unknown name, repeated name, or a value that is not a number from 0 to LARGEST_FACTOR.
     """
     factors: dict[str, float] = {}
+    gpu, perfect = "", False
     for text in texts:
         name, _, value = (part.strip() for part in text.partition("="))
         if name not in NAMES:
-            raise SpecError(
-                "what-if", text, f"unknown name {name!r}", f"did you mean {', '.join(nearest(name, NAMES))}?"
-            )
-        if name in factors:
+            fix = f"did you mean {', '.join(nearest(name, NAMES))}? All: {', '.join(NAMES)}"
+            raise SpecError("what-if", text, f"unknown name {name!r}", fix)
+        if name in factors or (name == "gpu" and gpu) or (name == "overlap" and perfect):
             raise SpecError("what-if", text, f"{name} is given twice", "give each name once")
+        if name == "gpu":
+            gpu = value
+            load_cluster(value)
+            continue
+        if name == "overlap":
+            if value != "perfect":
+                raise SpecError("what-if", text, "the value must be perfect", "write overlap=perfect")
+            perfect = True
+            continue
         try:
-            factor = _WORDS[name, value] if (name, value) in _WORDS else float(value)
+            factor = (
+                _WORDS[name, value]
+                if (name, value) in _WORDS
+                else float(value.removesuffix("x" if name in HARDWARE else ""))
+            )
         except ValueError:
             factor = math.nan
         if not 0 <= factor <= LARGEST_FACTOR:
             rule = f"the value must be a number from 0 to {LARGEST_FACTOR:g}"
             raise SpecError("what-if", text, rule, f"write {name}=0.5")
+        if name in HARDWARE and not factor > 0.0 and "latency" not in name:
+            raise SpecError("what-if", text, "a rate must stay above 0", f"write {name}=2x")
         factors[name] = factor
-    return WhatIf(factors=factors)
+    return WhatIf(factors=factors, perfect_overlap=perfect, gpu=gpu)

@@ -5,6 +5,7 @@ from echo_explore.timeline.bound import cheap_bound, step_time_lower_bound
 from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
 from echo_explore.timeline.explain import BubbleSplit, StepExplanation
 from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
+from echo_explore.timeline.perfect import perfectly_overlapped
 from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
 from echo_explore.timeline.schedules import schedule_order
@@ -29,6 +30,7 @@ __all__ = [
     "StepExplanation",
     "StepTimeline",
     "cheap_bound",
+    "perfectly_overlapped",
     "schedule_order",
     "simulate_step",
     "split_rows",

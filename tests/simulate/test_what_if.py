@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis, OpClass
 from echo_explore.simulate import SimulationOptions, WhatIf, parse_what_if
-from echo_explore.simulate.what_if import NAMES
+from echo_explore.simulate.hardware import on_other_hardware
+from echo_explore.simulate.what_if import TIMES
 from tests.simulate.support import candidate, simulator
 
 
@@ -20,7 +21,7 @@ def test_factors_multiply() -> None:
     assert what_if.host_factor == 0.0
 
 
-@given(st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 1e6)), unique_by=lambda pair: pair[0]))
+@given(st.lists(st.tuples(st.sampled_from(TIMES), st.floats(0, 1e6)), unique_by=lambda pair: pair[0]))
 def test_round_trip(pairs: list[tuple[str, float]]) -> None:
     assert parse_what_if([f"{name}={value!r}" for name, value in pairs]).factors == dict(pairs)
 
@@ -65,3 +66,42 @@ def test_interference_none_is_a_factor_of_zero() -> None:
     assert parse_what_if(["interference=0.5"]).interference_factor == 0.5
     with pytest.raises(SpecError, match="what-if = 'compute=none'"):
         parse_what_if(["compute=none"])
+
+
+def test_hardware_figures_are_multiplied() -> None:
+    what_if = parse_what_if(["bandwidth=2x", "latency=0.5", "peak_flop=3x"])
+    before = candidate()
+    after = on_other_hardware(before, what_if.factors, "").cluster
+    assert after.node.nic_bandwidth_bytes_per_s == 2 * before.cluster.node.nic_bandwidth_bytes_per_s
+    assert after.node.link_bandwidth_bytes_per_s == 2 * before.cluster.node.link_bandwidth_bytes_per_s
+    assert after.fabric.latency_s == 0.5 * before.cluster.fabric.latency_s
+    assert after.device.peak_flop_per_s["bf16"] == 3 * before.cluster.device.peak_flop_per_s["bf16"]
+    assert on_other_hardware(before, {}, "") is before
+
+
+def test_another_gpu_and_perfect_overlap() -> None:
+    what_if = parse_what_if(["gpu=b200-ndr", "overlap=perfect"])
+    assert what_if.perfect_overlap
+    assert on_other_hardware(candidate(), what_if.factors, what_if.gpu).cluster.device.name.startswith("B200")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu=h999", "cluster = 'h999': is not a known cluster"),
+        ("overlap=good", "the value must be perfect; fix: write overlap=perfect"),
+        ("bandwidth=0", "a rate must stay above 0"),
+        ("bandwith=2x", "unknown name 'bandwith'; fix: did you mean bandwidth.*All: compute, communication"),
+    ],
+)
+def test_bad_hardware(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_what_if([text])
+
+
+def test_an_explanation_is_part_of_the_prediction() -> None:
+    prediction = simulator().predict(candidate(layout="tp=8,pp=4,dp=2"), SimulationOptions(explain=True))
+    assert prediction.explanation is not None
+    assert sum(prediction.explanation["critical_path_s"].values()) == pytest.approx(prediction.step_time_s)
+    assert [row["stage"] for row in prediction.to_json()["explanation"]["bubbles"]] == [0, 1, 2, 3]
+    assert "explanation" not in simulator().predict(candidate()).to_json()

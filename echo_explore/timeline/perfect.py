@@ -1,0 +1,46 @@
+"""A job whose transfers all run beside compute: what better overlap could gain at most."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from echo_explore.graph import OpKind, TimedGraph
+from echo_explore.timeline.job import ChunkJob, PipelineJob
+
+
+def perfectly_overlapped(job: PipelineJob) -> PipelineJob:
+    """The job with every collective of a forward or backward beside its kernels, waited for at its end only.
+
+    A pass then lasts as long as its kernels, or its transfers on one axis. Transfers between stages and of gradients
+    and parameters run beside compute too, where they are part of passes or can start before the last one ends; what is
+    in the epilogue stays there.
+    """
+    stages = tuple(replace(stage, chunks=tuple(_chunk(chunk) for chunk in stage.chunks)) for stage in job.stages)
+    return replace(
+        job,
+        stages=stages,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        overlap_p2p=True,
+        launch_blocking=False,
+    )
+
+
+def _chunk(chunk: ChunkJob) -> ChunkJob:
+    split = chunk.split
+    if split is not None:
+        split = replace(split, input=_loose(split.input), weight=_loose(split.weight))
+    return replace(chunk, forward=_loose(chunk.forward), backward=_loose(chunk.backward), split=split)
+
+
+def _loose(timed: TimedGraph) -> TimedGraph:
+    graph = timed.graph
+    waits = (graph.kind == OpKind.WAIT).astype(np.bool_)
+    return replace(
+        timed,
+        graph=replace(
+            graph,
+            asynchronous=graph.is_collective.astype(np.bool_),
+            awaits=np.where(waits, -1, graph.awaits).astype(np.int32),
+        ),
+    )
