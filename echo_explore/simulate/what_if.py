@@ -87,11 +87,8 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
             perfect = True
             continue
         try:
-            factor = (
-                _WORDS[name, value]
-                if (name, value) in _WORDS
-                else float(value.removesuffix("x" if name in HARDWARE else ""))
-            )
+            number = value.removesuffix("x") if name in HARDWARE else value
+            factor = _WORDS[name, value] if (name, value) in _WORDS else float(number)
         except ValueError:
             factor = math.nan
         if not 0 <= factor <= LARGEST_FACTOR:

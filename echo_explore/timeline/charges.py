@@ -6,6 +6,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from echo_explore.core.jit import jit
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.ops import Charge
 from echo_explore.timeline.ports import NUM_CODES
@@ -121,29 +122,65 @@ def _charge_rest(
     charges: Floats, ops: RankOps, start: Floats, end: Floats, rows: Ints, *, from_s: float, to_s: float
 ) -> None:
     level_of = _LEVEL_OF[ops.charge[rows]]
-    time = np.concatenate([[from_s], start[rows], end[rows], [to_s]])
-    level = np.concatenate([[_IDLE], level_of, level_of, [_IDLE]])
-    step = np.concatenate([[1], np.ones_like(rows), -np.ones_like(rows), [-1]])
-    order = np.argsort(time, kind="stable")
-    time = time[order]
-    open_now = np.zeros((time.shape[0], _IDLE + 1), dtype=np.int32)
-    open_now[np.arange(time.shape[0]), level[order]] = step[order]
-    open_now = np.cumsum(open_now, axis=0, dtype=np.int32)
-    winner = np.argmax(open_now[:-1] > 0, axis=1)
-    length = np.diff(time)
-    exclusive = np.bincount(winner, weights=length, minlength=_IDLE + 1)
+    time = np.concatenate([start[rows], end[rows]])
+    exclusive, weighted = np.zeros(_IDLE + 1), np.zeros(_IDLE + 1)
+    sweep(time, np.argsort(time, kind="stable"), level_of, ops.sigma_log[rows], from_s, to_s, exclusive, weighted)
     charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_AXIS_LEVELS]
     charges[Column.HOST] += exclusive[_HOST_LEVELS].sum()
     charges[Column.BUBBLE] += exclusive[_IDLE]
-    # Where several transfers of one axis are under way, the instant has the mean of their sigmas: windows add up.
-    sigma = np.concatenate([[0.0], ops.sigma_log[rows], ops.sigma_log[rows], [0.0]])[order] * step[order]
-    open_sigma = np.zeros_like(open_now, dtype=np.float64)
-    open_sigma[np.arange(time.shape[0]), level[order]] = sigma
-    open_sigma = np.cumsum(open_sigma, axis=0)
-    segment = np.arange(winner.shape[0])
-    mean_sigma = open_sigma[segment, winner] / open_now[segment, winner]
-    weighted = np.bincount(winner, weights=length * np.maximum(mean_sigma, 0.0), minlength=_IDLE + 1)
     charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES] += weighted[_AXIS_LEVELS]
     own = ~ops.incoming[rows]
     busy = np.bincount(level_of[own], weights=(end - start)[rows][own], minlength=_IDLE + 1)
     charges[BUSY : BUSY + NUM_AXES] += busy[_AXIS_LEVELS]
+
+
+@jit
+def sweep(
+    time: Floats,
+    order: Ints,
+    level: Ints,
+    sigma_log: Floats,
+    from_s: float,
+    to_s: float,
+    exclusive: Floats,
+    weighted: Floats,
+) -> None:
+    """Give every instant to the lowest level that is open then; fills `exclusive` and `weighted`, (num_levels,).
+
+    Where several intervals of that level are open, the instant has the mean of their sigmas, so that windows add up.
+
+    Args:
+        time: (2 n,) starts of n intervals, then their ends.
+        order: (2 n,) that sorts them.
+        level: (n,) of each interval; the last level is idle.
+        sigma_log: (n,) of each interval.
+        from_s: start of the window.
+        to_s: its end.
+        exclusive: out: seconds by level.
+        weighted: out: seconds times sigma by level.
+    """
+    n = level.shape[0]
+    num_levels = exclusive.shape[0]
+    num_open = np.zeros(num_levels, np.int64)
+    open_sigma = np.zeros(num_levels)
+    num_open[num_levels - 1] = 1
+    now = from_s
+    for position in range(2 * n + 1):
+        until = to_s if position == 2 * n else time[order[position]]
+        if until > now:
+            winner = 0
+            while num_open[winner] == 0:
+                winner += 1
+            exclusive[winner] += until - now
+            weighted[winner] += (until - now) * max(open_sigma[winner] / num_open[winner], 0.0)
+            now = until
+        if position < 2 * n:
+            i = order[position]
+            if i < n:
+                num_open[level[i]] += 1
+                open_sigma[level[i]] += sigma_log[i]
+            else:
+                num_open[level[i - n]] -= 1
+                open_sigma[level[i - n]] -= sigma_log[i - n]
+                if num_open[level[i - n]] == 0:
+                    open_sigma[level[i - n]] = 0.0
