@@ -15,6 +15,7 @@ from echo_explore.testing.strategies import (
     timed_graph,
 )
 from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, StepTimeline, simulate_step
+from echo_explore.timeline.templates import LAUNCH_LATENCY_S
 
 PARTS = ("recompute_s", "interference_s")
 NONE = interference()
@@ -176,6 +177,8 @@ def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
     )
     assert compute <= step.step_time_s + 1e-9
     assert busiest <= 2 * step.step_time_s + 1e-9  # the two directions of transfers count as one axis
+    rows = sum(c.forward.graph.num_ops + c.backward.graph.num_ops for stage in job.stages for c in stage.chunks)
+    launches += job.num_micro_batches * rows * LAUNCH_LATENCY_S if job.launch_blocking else 0.0
     assert step.step_time_s <= (serial + launches + job.host_step_s) * (1 + 1e-9)
 
 
