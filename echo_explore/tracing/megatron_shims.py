@@ -207,7 +207,7 @@ def _experts() -> None:
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     moe_utils.HAVE_TE = True  # says no more than that the fused functions below are there
-    moe_utils.te_general_gemm = None  # 0.16.1 names it without defining it where Transformer Engine is absent
+    moe_utils.te_general_gemm = router_ops.general_gemm
     fused = {
         "fused_permute": expert_ops.fused_permute,
         "fused_permute_with_probs": expert_ops.fused_permute_with_probs,

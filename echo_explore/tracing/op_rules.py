@@ -44,7 +44,11 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What one call of an operator does; bytes of None mean: all of its inputs, all of its outputs."""
+    """What one call of an operator does; bytes of None mean: all of its inputs, all of its outputs.
+
+    Attributes:
+        tensor_float: fp32 operands are rounded to TF32.
+    """
 
     op_class: OpClass
     dims: tuple[int, ...]
@@ -52,6 +56,7 @@ class Kernel:
     bytes_read: float | None = None
     bytes_written: float | None = None
     dtype: torch.dtype | None = None
+    tensor_float: bool = False
 
 
 Rule = Callable[[Tensors, Tensors, tuple[Any, ...]], Kernel]
@@ -73,14 +78,29 @@ def _numel(tensors: Tensors) -> int:
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: torch.dtype, extra: dict[str, float] | None = None) -> Kernel:
+    extra = extra or {}
     return Kernel(
-        op_class=OpClass.GEMM, dims=(batch, m, n, k), flop=2.0 * batch * m * n * k, dtype=dtype, **(extra or {})
+        op_class=OpClass.GEMM,
+        dims=(batch, m, n, k),
+        flop=2.0 * batch * m * n * k,
+        dtype=dtype,
+        bytes_read=extra.get("bytes_read"),
+        bytes_written=extra.get("bytes_written"),
     )
 
 
 def _mm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     a, b = inputs[-2:]
     return _gemm(1, a.shape[0], b.shape[1], a.shape[1], a.dtype)
+
+
+def _general_gemm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """fp32 operands are multiplied in TF32 (Transformer Engine 2.x, common/gemm/cublaslt_gemm.cu, 2025)."""
+    a, b = inputs[:2]
+    m, n = outputs[0].shape
+    depth = b.shape[0] if args[2] == "NT" else b.shape[1]
+    kernel = _gemm(1, m, n, depth, a.dtype)
+    return replace(kernel, tensor_float=True) if a.dtype == b.dtype == torch.float32 else kernel
 
 
 def _bmm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
@@ -322,6 +342,7 @@ RULES: dict[str, Rule] = {
     "echo.moe_unpermute": _permutation,
     "echo.moe_unpermute_backward": _permutation,
     "echo.moe_sort_chunks": _permutation,
+    "echo.general_gemm": _general_gemm,
     "aten.mm": _mm,
     "aten.addmm": _mm,
     "aten.bmm": _bmm,

@@ -236,6 +236,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             region.row.flop += kernel.flop
             return out
         row.dtype = DTYPES.get(kernel.dtype, DType.NONE) if kernel.dtype is not None else DType.NONE
+        if kernel.tensor_float:
+            row.dtype = DType.TF32
         row.shapes = shapes_text(inputs, outputs or written)
         row.bytes_read = _distinct_bytes(inputs, reads) if kernel.bytes_read is None else kernel.bytes_read
         row.bytes_written = _distinct_bytes(written, writes) if kernel.bytes_written is None else kernel.bytes_written

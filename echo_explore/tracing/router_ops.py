@@ -1,7 +1,7 @@
 """Operators that stand for Transformer Engine's fused router kernels (Megatron's moe_router_fusion): one row each.
 
 Choice of experts with its scores, scores for the auxiliary loss, the auxiliary loss itself (Transformer Engine 2.7,
-fused_router, 2025).
+fused_router, 2025), and the product of a router in fp32 (general_gemm, where that library is).
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ SCHEMAS = (
     "router_scores_backward(Tensor grad, Tensor scores) -> Tensor",
     "router_loss(Tensor scores, Tensor counts) -> Tensor",
     "router_loss_backward(Tensor grad, Tensor counts, int rows) -> Tensor",
+    "general_gemm(Tensor a, Tensor b, str layout, ScalarType dtype) -> Tensor",
 )
 
 
@@ -32,7 +33,20 @@ IMPLEMENTATIONS: dict[str, Any] = {
     "router_scores_backward": lambda grad, scores: grad.new_empty(grad.shape),
     "router_loss": lambda scores, counts: scores.new_empty(()),
     "router_loss_backward": lambda grad, counts, rows: grad.new_empty((rows, counts.shape[0])),
+    "general_gemm": lambda a, b, layout, dtype: b.new_empty(_product_shape(a, b, layout), dtype=dtype),
 }  # fmt: skip
+
+
+def _product_shape(a: Tensor, b: Tensor, layout: str) -> tuple[int, int]:
+    """Of Transformer Engine's column-major products: TN is b a^T, NN is b a, NT is b^T a."""
+    if layout == "TN":
+        return b.shape[0], a.shape[0]
+    return (b.shape[0] if layout == "NN" else b.shape[1]), a.shape[1]
+
+
+def general_gemm(a: Tensor, b: Tensor, out_dtype: torch.dtype, *, layout: str, **_: Any) -> list[Tensor]:
+    """As Transformer Engine's, without bias: one product."""
+    return [torch.ops.echo.general_gemm(a, b, layout, out_dtype)]
 
 
 class _TopK(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from echo_explore.graph import Axis, Collective, ExecutionGraph, OpClass, OpKind, Piece
+from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, Piece
 from echo_explore.specs.routing import Routing
 from echo_explore.tracing import TraceService
 from tests.tracing.models import MOE, request
@@ -128,3 +128,11 @@ def test_the_host_waits_for_what_the_counts_need(service: TraceService) -> None:
     awaited = int(graph.awaits[wait])
     assert 0 <= awaited < wait
     assert "echo.moe_permute" in names(graph)[awaited + 1 : wait]  # launched before the wait, not awaited
+
+
+def test_routers_in_fp32_multiply_narrow_inputs_forward_and_in_tf32_backward(service: TraceService) -> None:
+    piece = layer(service, expert_dispatcher="hybridep")
+    for graph, dtypes in ((piece.forward, [DType.BF16]), (piece.backward, [DType.TF32] * 2)):
+        rows = [i for i, name in enumerate(names(graph)) if name == "echo.general_gemm"]
+        assert [DType(int(graph.dtype[i])) for i in rows] == dtypes
+        assert graph.flop[rows].tolist() == [2.0 * TOKENS * HIDDEN * EXPERTS] * len(rows)
