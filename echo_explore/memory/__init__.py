@@ -8,6 +8,7 @@ from echo_explore.memory.profile import (
     StageMemory,
     memory_profile,
     prediction_embedding,
+    saved_bytes,
     stage_chunks,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "memory_lower_bound",
     "memory_profile",
     "prediction_embedding",
+    "saved_bytes",
     "stage_chunks",
 ]

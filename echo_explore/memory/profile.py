@@ -216,6 +216,17 @@ def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
     )
 
 
+def saved_bytes(candidate: Candidate, trace: Trace) -> tuple[tuple[float, ...], ...]:
+    """Activation bytes that the forward of one micro-batch leaves for its backward, by stage and chunk of the stage."""
+    return tuple(
+        tuple(
+            chunk_memory([trace.pieces[name] for name in shape.piece_names(trace.layer_kinds)]).saved_bytes
+            for shape in stage_chunks(candidate, stage)
+        )
+        for stage in range(candidate.layout.pipeline_parallel)
+    )
+
+
 def stage_parameters(candidate: Candidate, trace: Trace, shapes: Sequence[ChunkShape]) -> list[Parameter]:
     """Parameters of a stage; a tied embedding whose two uses lie on the stage counts once.
 

@@ -14,7 +14,7 @@ from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERS
 from echo_explore.graph import Trace
 from echo_explore.interference import Pairing, PairTable
 from echo_explore.interference.pairing import scaled
-from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile
+from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile, saved_bytes
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
 from echo_explore.simulate.hardware import on_other_hardware
 from echo_explore.simulate.jobs import build_job
@@ -114,7 +114,7 @@ class Simulator:
                 "what-if", str(options.what_if.factors), "leaves no cause that takes time", "keep one above 0"
             )
         if timeline is not None:
-            write_perfetto(timeline, step)
+            write_perfetto(timeline, step, saved_bytes=saved_bytes(candidate, trace))
         end = time.perf_counter()
         elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
         warnings = (*pricer.extrapolated, *length_warnings(candidate), *memory_warnings(memory))

@@ -2,7 +2,7 @@
 
 References:
     Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (JSON object
-    form, events of phase X and M, times in microseconds).
+    form, events of phase X, M, s, f and C, times in microseconds).
 """
 
 import gzip
@@ -13,6 +13,7 @@ from typing import Any
 from echo_explore.core import SpecError
 from echo_explore.core.files import write_atomic
 from echo_explore.timeline.ops import Charge, Stream
+from echo_explore.timeline.perfetto_links import SavedBytes, counter_events, flow_events, microseconds
 from echo_explore.timeline.spans import Span
 from echo_explore.timeline.step import StepTimeline
 
@@ -32,7 +33,9 @@ _THREADS = {
 }
 
 
-def write_perfetto(path: str | Path, timeline: StepTimeline, *, title: str = "") -> Path:
+def write_perfetto(
+    path: str | Path, timeline: StepTimeline, *, title: str = "", saved_bytes: SavedBytes | None = None
+) -> Path:
     """The absolute path of a trace file of the spans of `timeline`, written to a temporary name and renamed.
 
     One process a rank class, one thread a stream. All forwards, backwards and transfers are there; the kernels inside
@@ -43,6 +46,7 @@ def write_perfetto(path: str | Path, timeline: StepTimeline, *, title: str = "")
         path: ends in `.json` or `.json.gz`.
         timeline: simulated with `record_spans`.
         title: what it shows, for the metadata.
+        saved_bytes: activations that a forward keeps, by stage and chunk, for the counter of memory.
 
     Raises:
         SpecError: no spans, another ending, or a path that cannot be written.
@@ -52,7 +56,8 @@ def write_perfetto(path: str | Path, timeline: StepTimeline, *, title: str = "")
         raise SpecError("spans", "none", "a trace needs the spans of the timeline", "simulate with record_spans=True")
     if not target.name.endswith((".json", ".json.gz")):
         raise SpecError("timeline", target.name, "must end in .json or .json.gz", f"write {target.stem}.json")
-    data = json.dumps(trace_object(timeline, title=title), separators=(",", ":"), allow_nan=False).encode()
+    trace = trace_object(timeline, title=title, saved_bytes=saved_bytes)
+    data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
     try:
         write_atomic(target, gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
     except OSError as error:
@@ -62,7 +67,7 @@ def write_perfetto(path: str | Path, timeline: StepTimeline, *, title: str = "")
     return target
 
 
-def trace_object(timeline: StepTimeline, *, title: str = "") -> dict[str, Any]:
+def trace_object(timeline: StepTimeline, *, title: str = "", saved_bytes: SavedBytes | None = None) -> dict[str, Any]:
     """The trace as a JSON value: `traceEvents`, and what it leaves out in `otherData`."""
     spans = timeline.spans
     left_out = 0
@@ -71,7 +76,12 @@ def trace_object(timeline: StepTimeline, *, title: str = "") -> dict[str, Any]:
         left_out = len(spans) - MAX_EVENTS
         spans = tuple(spans[i] for i in sorted(kept[:MAX_EVENTS]))
     return {
-        "traceEvents": [*_names(timeline), *(_event(span) for span in spans)],
+        "traceEvents": [
+            *_names(timeline),
+            *(_event(span) for span in spans),
+            *flow_events(spans),
+            *counter_events(spans, saved_bytes),
+        ],
         "displayTimeUnit": "ms",
         "otherData": {
             "title": title,
@@ -103,8 +113,7 @@ def _names(timeline: StepTimeline) -> list[dict[str, Any]]:
 
 def _event(span: Span) -> dict[str, Any]:
     args: dict[str, Any] = {}
-    # Both ends rounded to whole nanoseconds alike, so that neighbours still touch and never overlap.
-    start_us, end_us = round(span.start_s * 1e6, 3), round(span.end_s * 1e6, 3)
+    start_us, end_us = microseconds(span.start_s), microseconds(span.end_s)
     if span.micro_batch >= 0:
         args = {"micro_batch": span.micro_batch, "chunk": span.chunk}
     return {

@@ -26,6 +26,7 @@ class Span:
         chunk: -1 where it does not apply.
         start_s: from the start of the step.
         end_s: from the start of the step.
+        model_chunk: chunk of the whole model, -1 where it does not apply.
     """
 
     rank_class: int
@@ -37,6 +38,7 @@ class Span:
     chunk: int
     start_s: float
     end_s: float
+    model_chunk: int = -1
 
 
 def spans_of(step: StepProgram, times: Times) -> tuple[Span, ...]:
@@ -61,6 +63,7 @@ def spans_of(step: StepProgram, times: Times) -> tuple[Span, ...]:
                 chunk=int(layout.chunk[block]) if block >= 0 else -1,
                 start_s=float(times.start_s[op]),
                 end_s=float(times.end_s[op]),
+                model_chunk=int(layout.model_chunk[block]) if block >= 0 else -1,
             )
         )
     return tuple(spans)

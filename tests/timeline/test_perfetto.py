@@ -42,7 +42,7 @@ def test_file_parses_and_covers_the_step(tmp_path: Path, name: str) -> None:
     data = path.read_bytes()
     trace = json.loads(gzip.decompress(data) if name.endswith("gz") else data)
     events = complete(trace)
-    assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M"}
+    assert {event["ph"] for event in trace["traceEvents"]} == {"X", "M", "s", "f", "C"}
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step.step_time_s * 1e6)
     assert {event["pid"] for event in events} == {0, 1}
     names = {event["name"] for event in events}
@@ -60,6 +60,44 @@ def test_threads_do_not_overlap_and_all_micro_batches_are_there() -> None:
             assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(mine))
         seen = {e["args"]["micro_batch"] for e in events if e["pid"] == pid and e["tid"] == 0 and e["args"]}
         assert seen == set(range(40))
+
+
+@pytest.mark.parametrize(("schedule", "num_chunks"), [("1f1b", 1), ("interleaved", 2), ("zbv", 2), ("dualpipev", 2)])
+def test_flows_join_every_send_to_the_pass_that_waits_for_it(schedule: str, num_chunks: int) -> None:
+    job = equal_stages_job(
+        num_stages=3,
+        num_micro_batches=6,
+        num_chunks=num_chunks,
+        weight=[("gemm", 0.5)],
+        send_s=0.1,
+        schedule=schedule,
+    )
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    events = module.trace_object(step)["traceEvents"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    spans = complete({"traceEvents": events})
+    sends = [e for e in spans if e["name"].startswith("send")]
+    assert starts.keys() == ends.keys()
+    assert len(starts) == len(sends) == 2 * 6 * (3 * num_chunks - 1 - (num_chunks == 2 and schedule != "interleaved"))
+    for number, start in starts.items():
+        send = next(e for e in sends if (e["pid"], e["tid"], e["ts"]) == (start["pid"], start["tid"], start["ts"]))
+        end = ends[number]
+        assert end["pid"] != start["pid"]
+        assert end["ts"] >= send["ts"] + send["dur"] - 1e-3
+        assert any((e["pid"], e["tid"], e["ts"]) == (end["pid"], end["tid"], end["ts"]) for e in spans)
+
+
+def test_counters_of_memory_and_transfers() -> None:
+    job = equal_stages_job(num_stages=4, num_micro_batches=8, send_s=0.1)
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    events = module.trace_object(step, saved_bytes=[[10.0]] * 4)["traceEvents"]
+    counters = [e for e in events if e["ph"] == "C"]
+    kept = [[e["args"]["value"] for e in counters if e["pid"] == s and "bytes" in e["name"]] for s in range(4)]
+    assert [max(values) for values in kept] == [40.0, 30.0, 20.0, 10.0]  # p - s micro-batches in flight under 1F1B
+    assert [values[-1] for values in kept] == [0.0] * 4
+    load = [e["args"]["value"] for e in counters if e["name"] == "transfers under way"]
+    assert (min(load), max(load) >= 1.0) == (0.0, True)
 
 
 def test_too_many_events_leave_details_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,79 @@
+"""What a trace shows between spans: arrows from sends to what waits for them, and counters over time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from echo_explore.specs.schedules import PassKind
+from echo_explore.timeline.ops import Charge, Stream
+from echo_explore.timeline.spans import Span
+
+_SENDS = (Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
+_TRANSFERS = (Charge.TENSOR, Charge.CONTEXT, Charge.EXPERT, Charge.DATA, Charge.PIPELINE)
+SavedBytes = Sequence[Sequence[float]]
+"""Activation bytes that a forward leaves for its backward, by stage and chunk of the stage."""
+
+
+def microseconds(seconds: float) -> float:
+    """Whole nanoseconds, so that neighbours still touch and never overlap."""
+    return round(seconds * 1e6, 3)
+
+
+def flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """A pair of flow events for every transfer between stages: from its start to the pass that waits for it."""
+    first = _first_spans(spans)
+    events: list[dict[str, Any]] = []
+    for span in spans:
+        if span.stream not in _SENDS:
+            continue
+        forward = span.stream == Stream.SEND_FORWARD
+        receiver = first.get((forward, span.micro_batch, span.model_chunk + (1 if forward else -1)))
+        if receiver is None:
+            continue
+        common = {"cat": "transfer", "name": span.name, "id": len(events) // 2}
+        start = {"ph": "s", "pid": span.rank_class, "tid": int(span.stream), "ts": microseconds(span.start_s)}
+        end = {"ph": "f", "bp": "e", "pid": receiver.rank_class, "tid": int(receiver.stream)}
+        events += [common | start, common | end | {"ts": microseconds(receiver.start_s)}]
+    return events
+
+
+def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[bool, int, int], Span]:
+    """The earliest span on the compute stream of every pass, by direction, micro-batch and chunk of the model."""
+    first: dict[tuple[bool, int, int], Span] = {}
+    for span in spans:
+        if span.stream != Stream.COMPUTE or span.micro_batch < 0 or span.phase == PassKind.BACKWARD_WEIGHT:
+            continue
+        key = (span.phase == PassKind.FORWARD, span.micro_batch, span.model_chunk)
+        if key not in first or span.start_s < first[key].start_s:
+            first[key] = span
+    return first
+
+
+def counter_events(spans: Sequence[Span], saved_bytes: SavedBytes | None) -> list[dict[str, Any]]:
+    """Counters of every rank class: transfers under way, and activations kept (bytes if known, else passes)."""
+    changes: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    passes: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    for span in spans:
+        if span.charge in _TRANSFERS:
+            moves = changes.setdefault((span.rank_class, "transfers under way"), [])
+            moves += [(microseconds(span.start_s), 1.0), (microseconds(span.end_s), -1.0)]
+        if span.phase >= 0 and span.stream == Stream.COMPUTE:
+            key = (span.rank_class, span.phase, span.micro_batch, span.chunk)
+            start, end = passes.get(key, (span.start_s, span.end_s))
+            passes[key] = (min(start, span.start_s), max(end, span.end_s))
+    name = "activations kept" if saved_bytes is None else "activation bytes kept"
+    for (rank, phase, _, chunk), (start, end) in passes.items():
+        size = 1.0 if saved_bytes is None else saved_bytes[rank][chunk]
+        if phase == PassKind.FORWARD:
+            changes.setdefault((rank, name), []).append((microseconds(start), size))
+        elif phase in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT):
+            changes.setdefault((rank, name), []).append((microseconds(end), -size))
+    return [event for (rank, what), moves in sorted(changes.items()) for event in _counter(rank, what, moves)]
+
+
+def _counter(rank: int, name: str, moves: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    levels: dict[float, float] = {}
+    level = 0.0
+    for at, change in sorted(moves):
+        level += change
+        levels[at] = max(0.0, level)
+    return [{"ph": "C", "name": name, "pid": rank, "ts": at, "args": {"value": v}} for at, v in levels.items()]
