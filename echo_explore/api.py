@@ -11,7 +11,7 @@ from echo_explore.specs import Candidate, candidate_of, job_options
 
 if TYPE_CHECKING:
     from echo_explore.search.run import SearchResult
-    from echo_explore.simulate import Prediction, SimulationOptions
+    from echo_explore.simulate import GraphPrediction, Prediction, SimulationOptions
 
 
 def predict(
@@ -50,6 +50,49 @@ def predict(
         )
         return simulator.predict(
             candidate, options or SimulationOptions(), timeline=Path(timeline) if timeline else None
+        )
+
+
+def predict_script(
+    script: str | Path,
+    function: str = "build",
+    *,
+    cluster: str,
+    world_size: int,
+    rank: int = 0,
+    stack: str = "torch-ddp",
+    timeline: str | Path | None = None,
+    calibration: str | Path | None = None,
+) -> "GraphPrediction":
+    """The predicted step of a training script of one's own; this runs the script's code in a process of its own.
+
+    Args:
+        script: Python file.
+        function: its function that returns the step; see examples/train_step.py.
+        cluster: name or file of what it runs on.
+        world_size: ranks of the job.
+        rank: that is traced and stands for all.
+        stack: profile whose host costs and libraries count.
+        timeline: file to write a Perfetto trace to.
+        calibration: a calibration file whose coefficients replace the shipped ones.
+
+    Raises:
+        SpecError: something is wrong with the arguments.
+        TraceError, MissingExtra: the script raised or could not be traced.
+    """
+    from echo_explore.simulate import default_simulator, predict_trace
+    from echo_explore.specs import load_cluster, load_stack
+    from echo_explore.tracing import CachedTracer, TraceService
+
+    with TraceService() as service, CachedTracer() as tracer:
+        trace = service.script_step(Path(script), function, world_size=world_size, rank=rank)
+        return predict_trace(
+            trace,
+            cluster=load_cluster(cluster),
+            stack=load_stack(stack),
+            simulator=default_simulator(tracer=tracer, calibration=Path(calibration) if calibration else None),
+            label=f"{Path(script).name}:{function}",
+            timeline=Path(timeline) if timeline else None,
         )
 
 

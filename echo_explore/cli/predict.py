@@ -3,18 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from echo_explore.cli.predict_graph import GraphOptions, predict_graph
 from echo_explore.cli.report import prediction_text
 from echo_explore.core import SpecError
 from echo_explore.specs import Candidate, JobOptions, candidate_of
 
-ModelOption = Annotated[str, typer.Option("--model", help="Name, TOML file or Hugging Face config.json of the model.")]
 ClusterOption = Annotated[str, typer.Option("--cluster", help="Name or TOML file of the cluster.")]
-LayoutOption = Annotated[str, typer.Option("--layout", help="tp=8,pp=12[,vpp=,cp=,ep=,dp=,sp=].")]
-GlobalBatch = Annotated[int, typer.Option("--global-batch-size", help="Sequences a step.")]
 MicroBatch = Annotated[int, typer.Option("--micro-batch-size", help="Sequences a micro-batch.")]
 NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="GPUs of the job; default: product of the layout.")]
 Sequence = Annotated[int | None, typer.Option("--sequence-length", help="Tokens a sequence; default: the model's.")]
@@ -35,12 +33,42 @@ PlacementOption = Annotated[
 Sets = Annotated[list[str] | None, typer.Option("--set", help="path=value over model, cluster, stack or recipe.")]
 
 
+MODEL_HELP = "Name, TOML file or Hugging Face config.json of the model; not with --script."
+LAYOUT_HELP = "tp=8,pp=12[,vpp=,cp=,ep=,dp=,sp=]."
+SCRIPT_HELP = "FILE.py:function that returns your training step. This runs your code."
+Script = Annotated[str | None, typer.Option("--script", help=SCRIPT_HELP)]
+World = Annotated[int | None, typer.Option("--world", help="Ranks of the script's job.")]
+T = TypeVar("T")
+
+
+def given(name: str, value: T | None) -> T:
+    """An option that only --script can do without.
+
+    Raises:
+        SpecError: it is missing.
+    """
+    if value is None:
+        raise SpecError(name, "(missing)", "must be given", f"add --{name}, or give a --script")
+    return value
+
+
+def _refuse_beside_script(**values: object) -> None:
+    for name, value in values.items():
+        if value is not None:
+            option = name.replace("_", "-")
+            raise SpecError(option, value, "says nothing beside --script, whose code decides", "leave it out")
+
+
 def predict_command(
-    model: ModelOption,
     cluster: ClusterOption,
-    layout: LayoutOption,
-    global_batch_size: GlobalBatch,
-    micro_batch_size: MicroBatch,
+    model: Annotated[str | None, typer.Option("--model", help=MODEL_HELP)] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help=LAYOUT_HELP)] = None,
+    global_batch_size: Annotated[int | None, typer.Option("--global-batch-size", help="Sequences a step.")] = None,
+    micro_batch_size: Annotated[int | None, typer.Option("--micro-batch-size", help="Sequences a micro-batch.")] = None,
+    script: Script = None,
+    graph: Annotated[Path | None, typer.Option("--graph", help="What `trace --script` wrote, instead.")] = None,
+    world: World = None,
+    rank: Annotated[int, typer.Option("--rank", help="Rank of the script that stands for all.")] = 0,
     num_gpus: NumGpus = None,
     sequence_length: Sequence = None,
     recompute: Recompute = "none",
@@ -71,14 +99,37 @@ def predict_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Predict step time and memory of one training job."""
+    if script is not None or graph is not None:
+        _refuse_beside_script(model=model, layout=layout, global_batch_size=global_batch_size, num_gpus=num_gpus)
+        _check_writable(timeline)
+        return predict_graph(
+            GraphOptions(
+                script=script,
+                graph=graph,
+                world=world,
+                rank=rank,
+                cluster=cluster,
+                stack=stack,
+                overrides=tuple(sets or ()),
+                interference=interference or "constant",
+                what_if=tuple(what_if or ()),
+                allow_fallback=allow_fallback,
+                calibration=calibration,
+                timeline=timeline,
+                require_fit=require_fit,
+                as_json=as_json,
+            )
+        )
+    if world is not None:
+        raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
     candidate = candidate_of(
         JobOptions(
-            model=model,
+            model=given("model", model),
             cluster=cluster,
-            layout=layout,
+            layout=given("layout", layout),
             num_gpus=num_gpus,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
+            global_batch_size=given("global-batch-size", global_batch_size),
+            micro_batch_size=given("micro-batch-size", micro_batch_size),
             sequence_length=sequence_length,
             recompute=recompute,
             precision=precision,

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echo_explore.core import format_bytes, format_seconds
-from echo_explore.simulate.prediction import INTERVAL_LEVEL, Prediction
+from echo_explore.simulate.graph_step import GraphPrediction
+from echo_explore.simulate.prediction import INTERVAL_LEVEL, Prediction, interval
 from echo_explore.specs import Candidate
 
 CAUSES = {
@@ -36,17 +37,8 @@ def prediction_text(candidate: Candidate, prediction: Prediction, advice: Sequen
         f"{format_bytes(prediction.memory_capacity_bytes)}   {'fits' if prediction.fits else 'DOES NOT FIT'}",
         f"  {prediction.num_micro_batches} micro-batches, {prediction.num_rank_classes} rank classes, "
         f"{prediction.num_simulated_ops:,} simulated ops, fidelity {prediction.fidelity}",
-        "  where the step goes (critical rank):",
+        *_causes(prediction.breakdown, step),
     ]
-    for key, name in CAUSES.items():
-        seconds = prediction.breakdown.get(key, 0.0)
-        if seconds > 0:
-            lines.append(f"    {name:28s} {format_seconds(seconds):>10s} {seconds / step:6.1%}")
-        if key == "compute_s":
-            for part, text in PARTS.items():
-                value = prediction.breakdown.get(part, 0.0)
-                if value > 0:
-                    lines.append(f"      {text:26s} {format_seconds(value):>10s} {value / step:6.1%}")
     if prediction.explanation is not None:
         lines += explanation_lines(prediction.explanation)
     if advice:
@@ -70,4 +62,35 @@ def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
     for row in explanation["bubbles"]:
         parts = " ".join(f"{format_seconds(row[key]):>10s}" for key in ("warm_up_s", "steady_s", "cool_down_s"))
         lines.append(f"    stage {row['stage']:<22d} {parts}")
+    return lines
+
+
+def graph_text(device: str, prediction: GraphPrediction) -> str:
+    """The prediction of a traced program in about ten lines."""
+    step = prediction.step_time_s
+    low, high = interval(step, prediction.step_sigma_log)
+    return "\n".join(
+        [
+            f"{prediction.label} on {prediction.num_ranks} x {device} ({prediction.versions['cluster']})",
+            f"  step time   {format_seconds(step)}   ({INTERVAL_LEVEL:.0%} interval "
+            f"{format_seconds(low)} to {format_seconds(high)})",
+            f"  executed    {prediction.flop / step / 1e12:,.1f} TFLOP/s a GPU in products and attention",
+            f"  memory      {format_bytes(prediction.peak_memory_bytes)} of "
+            f"{format_bytes(prediction.memory_capacity_bytes)}   {'fits' if prediction.fits else 'DOES NOT FIT'}",
+            *_causes(prediction.breakdown, step),
+        ]
+    )
+
+
+def _causes(breakdown: Mapping[str, float], step_s: float) -> list[str]:
+    lines = ["  where the step goes (critical rank):"]
+    for key, name in CAUSES.items():
+        seconds = breakdown.get(key, 0.0)
+        if seconds > 0:
+            lines.append(f"    {name:28s} {format_seconds(seconds):>10s} {seconds / step_s:6.1%}")
+        if key == "compute_s":
+            for part, text in PARTS.items():
+                value = breakdown.get(part, 0.0)
+                if value > 0:
+                    lines.append(f"      {text:26s} {format_seconds(value):>10s} {value / step_s:6.1%}")
     return lines

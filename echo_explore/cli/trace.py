@@ -1,26 +1,22 @@
 """`echo-explore trace`: the whole execution graph of one rank, of a described job or of a script of one's own."""
 
-import sys
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from echo_explore.cli import predict
-from echo_explore.core import SpecError, TraceError
-from echo_explore.graph import ExecutionGraph
+from echo_explore.cli.predict_graph import script_step
+from echo_explore.core import SpecError
+from echo_explore.graph import ExecutionGraph, save_graph, save_rank_trace
 from echo_explore.specs import Candidate, JobOptions, candidate_of
-
-T = TypeVar("T")
-_MODEL_HELP = "Name, TOML file or Hugging Face config.json of the model; not with --script."
-_SCRIPT_HELP = "FILE.py:function that returns your training step. This runs your code."
 
 
 def trace_command(
     rank: Annotated[int, typer.Option("--rank", help="Global rank to play.")],
     out: Annotated[Path, typer.Option("--out", help="File to write (.npz).")],
-    model: Annotated[str | None, typer.Option("--model", help=_MODEL_HELP)] = None,
-    layout: Annotated[str | None, typer.Option("--layout", help="tp=8,pp=12[,vpp=,cp=,ep=,dp=,sp=].")] = None,
+    model: Annotated[str | None, typer.Option("--model", help=predict.MODEL_HELP)] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help=predict.LAYOUT_HELP)] = None,
     global_batch_size: Annotated[int | None, typer.Option("--global-batch-size", help="Sequences a step.")] = None,
     micro_batch_size: predict.MicroBatch = 1,
     cluster: predict.ClusterOption = "h100-ndr",
@@ -34,8 +30,8 @@ def trace_command(
     stack: predict.Stack = None,
     fusion: predict.Fusion = None,
     layer_split: predict.LayerSplit = None,
-    script: Annotated[str | None, typer.Option("--script", help=_SCRIPT_HELP)] = None,
-    world: Annotated[int | None, typer.Option("--world", help="Ranks of the script's job.")] = None,
+    script: predict.Script = None,
+    world: predict.World = None,
     file_format: Annotated[str, typer.Option("--format", help="native.")] = "native",
     sets: predict.Sets = None,
 ) -> int:
@@ -50,16 +46,18 @@ def trace_command(
         for name, value in (("model", model), ("layout", layout), ("global-batch-size", global_batch_size)):
             if value is not None:
                 raise SpecError(name, value, "says nothing beside --script, whose code decides", "leave it out")
-        graph = _script_graph(script, world, rank)
+        trace = script_step(script, world, rank)
+        save_rank_trace(out, trace)
+        graph = trace.graph
     else:
         if world is not None:
             raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
         options = JobOptions(
-            model=_given("model", model),
+            model=predict.given("model", model),
             cluster=cluster,
-            layout=_given("layout", layout),
+            layout=predict.given("layout", layout),
             num_gpus=num_gpus,
-            global_batch_size=_given("global-batch-size", global_batch_size),
+            global_batch_size=predict.given("global-batch-size", global_batch_size),
             micro_batch_size=micro_batch_size,
             sequence_length=sequence_length,
             recompute=recompute,
@@ -73,18 +71,9 @@ def trace_command(
             overrides=tuple(sets or ()),
         )
         graph = _job_graph(candidate_of(options), rank)
-    from echo_explore.graph.storage import save_graph
-
-    save_graph(out, graph)
+        save_graph(out, graph)
     print(f"{out.absolute()}: {graph.num_ops:,} rows, {int(graph.is_collective.sum()):,} collectives")
     return 0
-
-
-def _given(name: str, value: T | None) -> T:
-    """An option that only --script can do without."""
-    if value is None:
-        raise SpecError(name, "(missing)", "must be given", f"add --{name}, or trace a --script")
-    return value
 
 
 def _job_graph(candidate: Candidate, rank: int) -> ExecutionGraph:
@@ -94,22 +83,3 @@ def _job_graph(candidate: Candidate, rank: int) -> ExecutionGraph:
 
     with TraceService() as service:
         return service.trace_rank(candidate, rank)
-
-
-def _script_graph(script: str, world: int | None, rank: int) -> ExecutionGraph:
-    file, colon, function = script.rpartition(":")
-    if not colon or not file or not function.isidentifier():
-        raise SpecError("script", script, "must be FILE.py:function", "write --script train_step.py:build")
-    if not Path(file).is_file():
-        raise SpecError("script", file, "does not exist or is not a file", "check the path")
-    if world is None or world < 1:
-        raise SpecError("world", world or "(missing)", "must be 1 or more with --script", "add --world 1024")
-    from echo_explore.tracing import TraceService
-
-    with TraceService() as service:
-        try:
-            return service.trace_script(Path(file), function, world_size=world, rank=rank)
-        except TraceError as error:
-            for note in getattr(error, "__notes__", ()):
-                print(note, file=sys.stderr)
-            raise

@@ -4,7 +4,9 @@ from echo_explore.graph.backward_split import input_rows, select_rows
 from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces, forward_graph
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
+from echo_explore.graph.rank_trace import RankTrace, load_rank_trace, save_rank_trace
 from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
+from echo_explore.graph.stream_order import Ordered, StreamJoin, order_streams
 from echo_explore.graph.timed import TimedGraph
 from echo_explore.graph.trace import Parameter, Piece, Trace
 
@@ -18,9 +20,12 @@ __all__ = [
     "OpClass",
     "OpKind",
     "OpRow",
+    "Ordered",
     "Parameter",
     "Phase",
     "Piece",
+    "RankTrace",
+    "StreamJoin",
     "TimedGraph",
     "Trace",
     "backward_graph",
@@ -30,8 +35,11 @@ __all__ = [
     "forward_graph",
     "input_rows",
     "load_graph",
+    "load_rank_trace",
     "load_trace",
+    "order_streams",
     "save_graph",
+    "save_rank_trace",
     "save_trace",
     "select_rows",
 ]

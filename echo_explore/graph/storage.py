@@ -38,10 +38,19 @@ def load_graph(path: Path) -> ExecutionGraph:
     Raises:
         SpecError: the file is missing, damaged, of another kind or of another schema version.
     """
-    _, graphs = _read(path, "graph")
+    return load_graph_and_facts(path)[0]
+
+
+def load_graph_and_facts(path: Path) -> tuple[ExecutionGraph, dict[str, Any]]:
+    """The graph that `save_graph` wrote, and what was kept with it.
+
+    Raises:
+        SpecError: see `load_graph`.
+    """
+    header, graphs = _read(path, "graph")
     if len(graphs) != 1:
         raise _damaged(path, f"holds {len(graphs)} graphs")
-    return graphs[0]
+    return graphs[0], dict(header.get("facts", {}))
 
 
 def save_trace(path: Path, trace: Trace) -> None:

@@ -1,5 +1,6 @@
 """The Simulator: wires tracer, compute, collective, interference and memory into one prediction."""
 
+from echo_explore.simulate.graph_step import GraphPrediction, predict_trace
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
 from echo_explore.simulate.prediction import Prediction
 from echo_explore.simulate.presets import DEFAULT_INTERFERENCE, default_simulator
@@ -10,6 +11,7 @@ __all__ = [
     "DEFAULT_INTERFERENCE",
     "CollectiveModel",
     "ComputeModel",
+    "GraphPrediction",
     "Prediction",
     "SimulationOptions",
     "Simulator",
@@ -17,4 +19,5 @@ __all__ = [
     "WhatIf",
     "default_simulator",
     "parse_what_if",
+    "predict_trace",
 ]

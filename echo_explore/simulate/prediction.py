@@ -16,6 +16,12 @@ _NORMAL_QUANTILE = 1.2815515655446004
 """Standard normal quantile of (1 + INTERVAL_LEVEL) / 2 [scipy.stats.norm.ppf(0.9), 2026-11-30]."""
 
 
+def interval(time_s: float, sigma_log: float) -> tuple[float, float]:
+    """Ends of the interval around a predicted time, in seconds."""
+    width = math.exp(_NORMAL_QUANTILE * sigma_log)
+    return time_s / width, time_s * width
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The predicted step of one candidate; keys and units in docs/outputs.md.
@@ -60,12 +66,12 @@ class Prediction:
     @property
     def step_time_low_s(self) -> float:
         """Lower end of the interval."""
-        return self.step_time_s * math.exp(-_NORMAL_QUANTILE * self.step_sigma_log)
+        return interval(self.step_time_s, self.step_sigma_log)[0]
 
     @property
     def step_time_high_s(self) -> float:
         """Upper end of the interval."""
-        return self.step_time_s * math.exp(_NORMAL_QUANTILE * self.step_sigma_log)
+        return interval(self.step_time_s, self.step_sigma_log)[1]
 
     def to_json(self) -> dict[str, Any]:
         """The object that `predict --json` prints."""

@@ -1,5 +1,8 @@
 """Price a graph: kernels by the compute model, collectives by the collective model, each distinct one once."""
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import numpy as np
 
 from echo_explore.comm import CollectiveRequest
@@ -9,7 +12,7 @@ from echo_explore.interference.loads import Traffic
 from echo_explore.interference.physical import traffic_of, wire_bytes
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel
 from echo_explore.simulate.what_if import WhatIf
-from echo_explore.specs import Candidate
+from echo_explore.specs import ClusterSpec, ParallelConfig, Placement, StackProfile
 from echo_explore.specs.routing import Routing
 from echo_explore.topology import GroupShape, group_shape, pipeline_boundary
 
@@ -19,12 +22,32 @@ UNPAIRED = CodePairing(table=NoInterference().pair_table())
 """Codes as classes, and no slowdown."""
 
 
+class Site(Protocol):
+    """What prices depend on beside the graph: a candidate, or what a traced program runs on."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """Devices and links."""
+
+    @property
+    def stack(self) -> StackProfile:
+        """Kernels and libraries."""
+
+    @property
+    def layout(self) -> ParallelConfig:
+        """Degrees of each axis."""
+
+    @property
+    def placement(self) -> Placement:
+        """Device of each rank."""
+
+
 class Pricer:
     """Prices graphs for one candidate; collects what was extrapolated."""
 
     def __init__(
         self,
-        candidate: Candidate,
+        candidate: Site,
         *,
         compute: ComputeModel,
         collective: CollectiveModel,
@@ -40,14 +63,19 @@ class Pricer:
         self._traffic: dict[tuple[CollectiveRequest, float, bool], int] = {}
         self.extrapolated: dict[str, None] = {}
 
-    def over(self, candidate: Candidate) -> "Pricer":
+    def over(self, candidate: Site) -> "Pricer":
         """The same models for another candidate, without factors."""
         return Pricer(
             candidate, compute=self._compute, collective=self._collective, what_if=WhatIf(), pairing=self._pairing
         )
 
-    def price(self, graph: ExecutionGraph) -> TimedGraph:
-        """The graph with the time of each row alone."""
+    def price(self, graph: ExecutionGraph, *, shapes: Mapping[int, GroupShape] | None = None) -> TimedGraph:
+        """The graph with the time of each row alone.
+
+        Args:
+            graph: what to price.
+            shapes: of the groups of collectives, by row; where there is none, that of the axis.
+        """
         kernels = self._compute.kernel_times(graph, self._candidate.cluster.device, self._candidate.stack)
         self.extrapolated |= dict.fromkeys(kernels.extrapolated)
         factor = np.ones(len(OpClass))
@@ -60,14 +88,16 @@ class Pricer:
         for row in rows.tolist():
             axis, kind = Axis(int(graph.axis[row])), Collective(int(graph.collective[row]))
             dtype, size = DType(int(graph.dtype[row])), float(graph.message_bytes[row])
+            shape = (shapes or {}).get(row) or self.shape(axis)
             if graph.dims[row, 0] > 0:
                 time_s[row], sigma_log[row] = self.exchange(axis, size, tuple(graph.dims[row].tolist()), dtype)
             elif kind in (Collective.SEND, Collective.RECV):
-                time_s[row], sigma_log[row] = self.ring_step(axis, kind, size, dtype)
+                time_s[row], sigma_log[row] = self.ring_step(axis, kind, size, dtype, hop=(shapes or {}).get(row))
             else:
-                time_s[row], sigma_log[row] = self.collective(axis, kind, size, dtype)
-            fused = bool(graph.dims[row, 0] > 0)
-            pair_class[row] = self.traffic_class(axis, kind, size, dtype, time_s=float(time_s[row]), fused=fused)
+                time_s[row], sigma_log[row] = self.collective(axis, kind, size, dtype, shape=shape)
+            pair_class[row] = self.traffic_class(
+                axis, kind, size, dtype, time_s=float(time_s[row]), fused=bool(graph.dims[row, 0] > 0), shape=shape
+            )
         return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
 
     def traffic_class(
@@ -79,6 +109,7 @@ class Pricer:
         *,
         time_s: float,
         fused: bool = False,
+        shape: GroupShape | None = None,
     ) -> int:
         """What column of the interference table a collective over the group of `axis` has.
 
@@ -89,8 +120,9 @@ class Pricer:
             dtype: of its elements.
             time_s: its price.
             fused: an `exchange`, whose blocks have their SMs to themselves.
+            shape: of the group, if it is not that of the axis.
         """
-        shape = self.shape(axis)
+        shape = shape or self.shape(axis)
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
         key = (request, time_s, fused)
         if key not in self._traffic:
@@ -125,16 +157,28 @@ class Pricer:
         return self._shapes[axis]
 
     def collective(
-        self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE
+        self,
+        axis: Axis,
+        kind: Collective,
+        message_bytes: float,
+        dtype: DType = DType.NONE,
+        *,
+        shape: GroupShape | None = None,
     ) -> tuple[float, float]:
-        """Seconds of a collective over the group of `axis` alone, and the standard deviation of their log."""
-        shape = self.shape(axis)
+        """Seconds of a collective over a group of `axis` alone, and the standard deviation of their log."""
+        shape = shape or self.shape(axis)
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
 
     def ring_step(
-        self, axis: Axis, kind: Collective, message_bytes: float, dtype: DType = DType.NONE
+        self,
+        axis: Axis,
+        kind: Collective,
+        message_bytes: float,
+        dtype: DType = DType.NONE,
+        *,
+        hop: GroupShape | None = None,
     ) -> tuple[float, float]:
         """Seconds of a transfer to the next rank of a ring over the group of `axis`, and the deviation of their log.
 
@@ -144,10 +188,11 @@ class Pricer:
         """
         if kind is Collective.RECV:
             return 0.0, 0.0
-        group = self.shape(axis)
-        inside = group.num_nodes == 1
-        pairs = group.groups_per_node * (group.ranks_per_node if inside else 1)
-        hop = GroupShape(num_ranks=2, ranks_per_node=2 if inside else 1, groups_per_node=pairs)
+        if hop is None:
+            group = self.shape(axis)
+            inside = group.num_nodes == 1
+            pairs = group.groups_per_node * (group.ranks_per_node if inside else 1)
+            hop = GroupShape(num_ranks=2, ranks_per_node=2 if inside else 1, groups_per_node=pairs)
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=hop, dtype=dtype)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log

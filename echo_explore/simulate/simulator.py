@@ -49,7 +49,7 @@ class SimulationOptions:
 DEFAULT_OPTIONS = SimulationOptions()
 
 
-class _Scaled:
+class Scaled:
     """What the timeline asks of a pairing, its slowdowns times the factor of `--what-if interference=`."""
 
     def __init__(self, pairing: Pairing, factor: float) -> None:
@@ -103,7 +103,7 @@ class Simulator:
         priced = time.perf_counter()
         step = simulate_step(
             job,
-            interference=_Scaled(pairing, options.what_if.interference_factor),
+            interference=Scaled(pairing, options.what_if.interference_factor),
             fidelity=options.fidelity,
             fold=options.fold,
             record_spans=timeline is not None,
@@ -141,7 +141,7 @@ class Simulator:
         job = _job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
         return simulate_step(
             job,
-            interference=_Scaled(pairing, options.what_if.interference_factor),
+            interference=Scaled(pairing, options.what_if.interference_factor),
             fidelity=options.fidelity,
             fold=options.fold,
             record_spans=True,

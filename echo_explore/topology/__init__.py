@@ -8,6 +8,7 @@ from echo_explore.topology.bigraph import Seats, block_seats, device_numbers, ma
 from echo_explore.topology.cluster_network import cards_of, cluster_network
 from echo_explore.topology.network import LinkKind, Network, NetworkBuilder, VertexKind
 from echo_explore.topology.placement import GroupShape, domain_size, group_shape, pipeline_boundary
+from echo_explore.topology.rank_group import shape_of_ranks
 from echo_explore.topology.rank_order import axis_groups
 from echo_explore.topology.sites import SiteLink, join_sites
 
@@ -29,4 +30,5 @@ __all__ = [
     "join_sites",
     "mapped_seats",
     "pipeline_boundary",
+    "shape_of_ranks",
 ]

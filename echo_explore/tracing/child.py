@@ -60,16 +60,16 @@ def _trace_rank(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace_script(arguments: dict[str, Any]) -> dict[str, Any]:
-    from echo_explore.graph import save_graph
+    from echo_explore.graph import save_rank_trace
     from echo_explore.tracing import runtime
 
     runtime.prepare()
     from echo_explore.tracing.script_trace import trace_script
 
     script, function = Path(arguments["script"]), str(arguments["function"])
-    graph = trace_script(script, function, world_size=arguments["world_size"], rank=arguments["rank"])
-    save_graph(Path(arguments["path"]), graph, facts={"versions": framework_versions()})
-    return {"num_ops": graph.num_ops}
+    trace = trace_script(script, function, world_size=arguments["world_size"], rank=arguments["rank"])
+    save_rank_trace(Path(arguments["path"]), trace)
+    return {"num_ops": trace.graph.num_ops}
 
 
 def _check_layout(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from echo_explore.core import TraceError
@@ -40,6 +41,7 @@ class Described:
 
     Attributes:
         result: what the operator returns beside its Work; None if only the Work.
+        ranks: global ranks of the group; of a transfer the sender and the receiver.
     """
 
     collective: Collective
@@ -51,6 +53,18 @@ class Described:
     reads: Sequence[torch.Tensor]
     writes: Sequence[torch.Tensor]
     result: Any
+    ranks: tuple[int, ...] = ()
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """Global ranks of a process group, in its order."""
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def _pair(collective: Collective, group: Any, peer: int) -> tuple[int, ...]:
+    """Global ranks of the sender and the receiver of a transfer with rank `peer` of the group."""
+    other, own = dist.get_global_rank(group, peer), dist.get_rank()
+    return (own, other) if collective is Collective.SEND else (other, own)
 
 
 class FakeWork(Work):
@@ -126,4 +140,7 @@ def describe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axes: Map
         reads=[t for name in reads for t in tensors[name]],
         writes=[t for name in writes for t in tensors[name]],
         result=result,
+        ranks=_pair(collective, group, int(values["dst" if collective is Collective.SEND else "src"]))
+        if collective in (Collective.SEND, Collective.RECV)
+        else ranks_of(group),
     )

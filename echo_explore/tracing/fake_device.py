@@ -15,7 +15,10 @@ Moments = dict[int, int]
 """Row of each recorder, by its id, that was the last when an event was recorded."""
 HostSync = Callable[[str, Moments], None]
 Clock = Callable[[], tuple[int, int]]
+Join = Callable[[int, int, Moments | None], None]
+"""Called with the stream that waits, the stream that it waits for, and up to which moment; None: all so far."""
 _listeners: list[HostSync] = []
+_joins: list[Join] = []
 _clocks: list[Clock] = []
 _H100_MEMORY_BYTES = 80 * 2**30  # only for code that asks; nothing of a trace depends on it
 
@@ -30,6 +33,22 @@ def remove_listener(listener: HostSync, clock: Clock) -> None:
     """Undo `on_host_sync`."""
     _listeners.remove(listener)
     _clocks.remove(clock)
+
+
+def on_join(listener: Join) -> None:
+    """Call `listener` whenever a stream is told to wait for another."""
+    _joins.append(listener)
+
+
+def remove_join_listener(listener: Join) -> None:
+    """Undo `on_join`."""
+    _joins.remove(listener)
+
+
+def _join(waiting: "FakeStream", awaited: int, moments: Moments | None) -> None:
+    if waiting.number != awaited:
+        for listener in _joins:
+            listener(waiting.number, awaited, moments)
 
 
 def host_sync(what: str, after: "FakeEvent | None" = None) -> None:
@@ -52,10 +71,12 @@ class FakeStream:
         self.device_index, self.device_type = 0, 1
 
     def wait_stream(self, other: "FakeStream") -> None:
-        """Order after the other stream: a dependence that the recorder sees by data."""
+        """Order after what the other stream has been given."""
+        _join(self, other.number, None)
 
     def wait_event(self, event: "FakeEvent") -> None:
         """Order after the event."""
+        _join(self, event.stream, event.moments)
 
     def record_event(self, event: "FakeEvent | None" = None) -> "FakeEvent":
         """An event on this stream."""
@@ -83,13 +104,16 @@ class FakeEvent:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.moments: Moments = {}
+        self.stream = 0
 
     def record(self, stream: FakeStream | None = None) -> None:
         """Remember what has been launched."""
         self.moments = dict(clock() for clock in _clocks)
+        self.stream = (stream or current_stream()).number
 
     def wait(self, stream: FakeStream | None = None) -> None:
-        """Nothing to wait for."""
+        """The stream waits for what was launched before."""
+        (stream or current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
         """The host waits."""
@@ -173,19 +197,39 @@ def _tensor_type(name: str, dtype: torch.dtype) -> type:
     return Meta(name, (), {"__module__": "torch.cuda"})
 
 
+_moving: list[dict[int, tuple[Any, Any]]] = []
+"""Parameters and what they became in the call of `_apply` that runs: a shared one stays shared."""
+
+
 def _apply(self: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-    """`Module._apply` without tensor swapping, which fake tensors refuse; keeps attributes of parameters."""
+    """`Module._apply` without tensor swapping, which fake tensors refuse; parameters stay shared."""
+    outermost = not _moving
+    if outermost:
+        _moving.append({})
+    try:
+        return _apply_within(self, function, recurse)
+    finally:
+        if outermost:
+            _moving.pop()
+
+
+def _apply_within(self: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> Any:
     if recurse:
         for module in self.children():
             module._apply(function)
+    known = _moving[0]
     for name, parameter in self._parameters.items():
         if parameter is None:
+            continue
+        if id(parameter) in known:
+            self._parameters[name] = known[id(parameter)][1]
             continue
         with torch.no_grad():
             moved = function(parameter)
         if moved is not parameter and (moved.dtype != parameter.dtype or moved.device != parameter.device):
             replacement = torch.nn.Parameter(moved, parameter.requires_grad)
             replacement.__dict__.update({k: v for k, v in parameter.__dict__.items() if k not in replacement.__dict__})
+            known[id(parameter)] = (parameter, replacement)
             self._parameters[name] = replacement
     for name, buffer in self._buffers.items():
         if buffer is not None:

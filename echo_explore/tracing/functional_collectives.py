@@ -7,7 +7,7 @@ import torch
 
 from echo_explore.core import TraceError
 from echo_explore.graph import Axis, Collective
-from echo_explore.tracing.collectives import Described
+from echo_explore.tracing.collectives import Described, ranks_of
 from echo_explore.tracing.op_rules import tensor_bytes
 
 NAMESPACE = "_c10d_functional"
@@ -44,19 +44,21 @@ def describe_functional(
     names = [argument.name for argument in func._schema.arguments]
     values = dict(zip(names, args, strict=False)) | kwargs
     group_name = values["group_name"]
+    group = _resolve_process_group(group_name)
     reads = _flat(args[0])
     writes = _flat(result)
     sized = writes if kind[1] else reads
     return Described(
         collective=kind[0],
         axis=axes.get(group_name, Axis.NONE),
-        num_ranks=_resolve_process_group(group_name).size(),
+        num_ranks=group.size(),
         message_bytes=float(sum(tensor_bytes(t) for t in sized)),
         asynchronous=True,
         dtype=sized[0].dtype,
         reads=reads,
         writes=writes,
         result=result,
+        ranks=ranks_of(group),
     )
 
 

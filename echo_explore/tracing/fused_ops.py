@@ -45,7 +45,7 @@ def _like_first(tensor: Tensor, *_: Any) -> Tensor:
     return tensor.new_empty(tensor.shape)
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -81,6 +81,9 @@ def register() -> None:
     # rms_norm has a fused CUDA kernel and a composite form; a CPU build of torch knows only the composite one.
     aten = make("aten", "IMPL")
     aten.impl("_fused_rms_norm", _fused_rms_norm, "CUDA")
+    # torch 2.13 gives the fused SGD no shape function.
+    for overload in ("_fused_sgd_", "_fused_sgd_.tensor_lr"):
+        aten.impl(overload, _nothing, "Meta")
     _libraries.extend((library, aten))
 
 

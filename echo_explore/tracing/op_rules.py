@@ -86,6 +86,7 @@ def _gemm(batch: int, m: int, n: int, k: int, dtype: torch.dtype, extra: dict[st
         dtype=dtype,
         bytes_read=extra.get("bytes_read"),
         bytes_written=extra.get("bytes_written"),
+        tensor_float=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
     )
 
 
@@ -273,6 +274,16 @@ def _optimizer(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kern
     )
 
 
+def _momentum(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """SGD reads parameters, gradients and the momentum, if there is one, and writes all but the gradients."""
+    parameters, grads, buffers = args[:3]
+    written = float(sum(tensor_bytes(t) for t in (*parameters, *buffers)))
+    read = written + sum(tensor_bytes(t) for t in grads)
+    dims = (sum(p.numel() for p in parameters),)
+    dtype = parameters[0].dtype
+    return Kernel(op_class=OpClass.OPTIMIZER, dims=dims, bytes_read=read, bytes_written=written, dtype=dtype)
+
+
 def _pick(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     """nll_loss and gather: one element of each row of the first input."""
     rows = inputs[1].numel()
@@ -385,15 +396,19 @@ RULES: dict[str, Rule] = {
     "aten.zero_": _overwrite,
     "aten._fused_adamw_": _optimizer,
     "aten._fused_adam_": _optimizer,
+    "aten._fused_sgd_": _momentum,
     "echo.multi_tensor_l2norm": _reduction,
     "echo.multi_tensor_scale": _copy,
 }
 _COPIES = """
     clone _to_copy cat stack zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full constant_pad_nd
-    arange repeat roll triu tril index_select
+    arange repeat roll triu tril index_select _foreach_copy_
 """
 _REDUCTIONS = "sum mean max amax min amin all any norm linalg_vector_norm cumsum argmax topk histc _foreach_norm"
-_POINTWISE = "native_dropout native_dropout_backward masked_fill_ _foreach_mul_ _foreach_add_ _foreach_div_"
+_POINTWISE = """
+    native_dropout native_dropout_backward masked_fill_ _foreach_mul_ _foreach_add_ _foreach_div_ _foreach_addcmul_
+    _foreach_addcdiv_ _foreach_sqrt _foreach_lerp_ _foreach_mul _foreach_add _foreach_sub_ _foreach_neg
+"""
 for _names, _rule in ((_COPIES, _copy), (_REDUCTIONS, _reduction), (_POINTWISE, _elementwise)):
     RULES |= {f"aten.{_name}": _rule for _name in _names.split()}
 

@@ -11,13 +11,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase
+from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase, StreamJoin
 from echo_explore.tracing import fake_device, functional_collectives
-from echo_explore.tracing.collectives import Described, FakeWork, describe
+from echo_explore.tracing.collectives import Described, FakeWork, describe, ranks_of
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
 from echo_explore.tracing.quantise import Quantiser
 from echo_explore.tracing.regions import Region
+from echo_explore.tracing.script_attention import ATTENTION_RULES
 from echo_explore.tracing.storages import Access, StorageMap
+from echo_explore.tracing.vision_rules import VISION_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Home:
     layer: int
 
 
+MORE_RULES = VISION_RULES | ATTENTION_RULES
+"""Rules of operators that only scripts call."""
 Context = tuple[Home, Phase, int, int]
 """Home, phase, forward row and fused region of what runs now."""
 
@@ -75,6 +79,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks: moments at which marked modules began and ended in a forward.
         host_syncs: what the host waited for, and the value that was assumed.
         since_row: row at which the forward began or the last layer was entered.
+        joins: where a stream was told to wait for another.
+        groups: global ranks of the group of each collective, by its row; of a transfer the sender and the receiver.
         storages: live bytes, who wrote what.
     """
 
@@ -107,6 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._works: list[FakeWork] = []
         self._host_calls = 0
         self._unjoined: list[int] = []
+        self.joins: list[StreamJoin] = []
+        self.groups: dict[int, tuple[int, ...]] = {}
 
     # -- set-up -------------------------------------------------------------------------------------------------------
 
@@ -126,6 +134,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
         fake_device.on_host_sync(self._program_waits, self._clock)
+        fake_device.on_join(self._stream_waits)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -136,6 +145,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         fake_device.remove_listener(self._program_waits, self._clock)
+        fake_device.remove_join_listener(self._stream_waits)
         super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
 
     def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
@@ -256,7 +266,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _new_row(self, name: str, context: Context, kind: OpKind = OpKind.COMPUTE) -> OpRow:
         home, phase, forward_op, _ = context
         stream = fake_device.current_stream().number
-        if phase is Phase.BACKWARD and 0 <= forward_op < len(self.rows):  # autograd runs on the stream of the forward
+        # Autograd runs on the stream of the forward, unless a hook chooses one.
+        if stream == 0 and phase is Phase.BACKWARD and 0 <= forward_op < len(self.rows):
             stream = self.rows[forward_op].stream
         self._part_streams(stream)
         return OpRow(
@@ -330,7 +341,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         described = Described(
             collective=Collective.ALL_TO_ALL, axis=self._axes.get(group.group_name, Axis.NONE),
             num_ranks=group.size(), message_bytes=message_bytes, asynchronous=False, dtype=given.dtype, reads=[given],
-            writes=[got], result=None,
+            writes=[got], result=None, ranks=ranks_of(group),
         )  # fmt: skip
         self._host_calls += 1
         self.rows[self._add_collective(name, described)].dims = dims
@@ -355,6 +366,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in described.writes:
             self.storages.written(tensor, index)
         self._append(row)
+        self.groups[index] = described.ranks
         return index
 
     def _functional(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -408,6 +420,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _program_waits(self, what: str, moments: fake_device.Moments) -> None:
         self._host_wait(what, after=moments.get(id(self), -1))
+
+    def _stream_waits(self, waiting: int, awaited: int, moments: fake_device.Moments | None) -> None:
+        if not self._paused:
+            last = self._clock()[1] if moments is None else moments.get(id(self), -1)
+            self.joins.append(StreamJoin(at=len(self.rows), waiting=waiting, awaited=awaited, last=last))
 
     def _host_wait(self, what: str, value: object = None, *, after: int = -1) -> None:
         """The host waits for row `after` and those before it; for all so far if that is negative."""
@@ -516,7 +533,7 @@ def _plan(func: Any) -> _Plan:
         return _Plan("item", name, None, writes)
     if name in NO_KERNEL or func.is_view:
         return _Plan("allocation" if "empty" in name else "view", name, None, writes)
-    return _Plan("kernel", name, rule_for(func, name), writes)
+    return _Plan("kernel", name, MORE_RULES.get(name) or rule_for(func, name), writes)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

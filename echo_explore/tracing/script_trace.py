@@ -11,19 +11,23 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, ExecutionGraph, Phase, build_graph
+from echo_explore.graph import Axis, Phase, RankTrace, build_graph, order_streams
 from echo_explore.tracing import fake_cluster, megatron_shims
 from echo_explore.tracing.megatron_pieces import move_rows
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_rank import no_global_shapes
 from echo_explore.tracing.recorder import Recorder
+from echo_explore.tracing.script_attention import fused_attention
+from echo_explore.tracing.versions import framework_versions
 
 AXIS_NAMES = {
     Axis.TENSOR: ("tp", "tensor", "sp"),
@@ -35,8 +39,8 @@ AXIS_NAMES = {
 """Names of mesh dimensions, and the axis that each means; others, and groups without a mesh, have none."""
 
 
-def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> ExecutionGraph:
-    """Rows of one step of the script.
+def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> RankTrace:
+    """One step of the script.
 
     Args:
         path: Python file.
@@ -58,6 +62,7 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ex
         _raising(where, path, rank, world_size),
         _meshes(axes),
         replicas(),
+        fused_attention(),
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.autograd.set_multithreading_enabled(False),
         no_global_shapes(recorder),
@@ -79,10 +84,34 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ex
             recorder.flush()
             first = len(recorder.rows)
             recorder.host_syncs.clear()
+            recorder.joins.clear()
             step()
     if first == len(recorder.rows):
         raise TraceError(f"{where}: its step ran nothing on the GPU; fix: put model and inputs on device 'cuda'")
-    return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
+    return recorded_step(recorder, first, rank=rank, world_size=world_size)
+
+
+def recorded_step(recorder: Recorder, first: int, *, rank: int, world_size: int) -> RankTrace:
+    """What was recorded from row `first` on, in the order in which it can run."""
+    rows = move_rows(recorder.rows, first, len(recorder.rows))
+    joins = [replace(join, at=max(join.at - first, 0), last=join.last - first) for join in recorder.joins]
+    ordered = order_streams(rows, joins)
+    groups: dict[tuple[int, ...], int] = {}
+    group_of_row = np.full(len(ordered.rows), -1, dtype=np.int64)
+    for row, origin in enumerate(ordered.origin):
+        ranks = recorder.groups.get(first + origin) if origin >= 0 else None
+        if ranks:
+            group_of_row[row] = groups.setdefault(ranks, len(groups))
+    return RankTrace(
+        graph=build_graph(ordered.rows),
+        rank=rank,
+        world_size=world_size,
+        groups=tuple(groups),
+        group_of_row=group_of_row,
+        peak_memory_bytes=recorder.storages.peak_since(first),
+        versions=framework_versions(),
+        oracles=tuple(recorder.host_syncs),
+    )
 
 
 def _load(path: Path, where: str) -> Any:

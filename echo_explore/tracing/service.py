@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from echo_explore.core import MissingExtra, SpecError, TraceError, write_atomic
-from echo_explore.graph import ExecutionGraph, Trace, load_graph, load_trace
+from echo_explore.graph import ExecutionGraph, RankTrace, Trace, load_graph, load_rank_trace, load_trace
 from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
 from echo_explore.tracing.rank_request import RankRequest, rank_request_of
@@ -119,6 +119,10 @@ class TraceService:
             return load_graph(path)
 
     def trace_script(self, script: Path, function: str, *, world_size: int, rank: int) -> ExecutionGraph:
+        """The rows of `script_step`."""
+        return self.script_step(script, function, world_size=world_size, rank=rank).graph
+
+    def script_step(self, script: Path, function: str, *, world_size: int, rank: int) -> RankTrace:
         """One step of a user's own program as one rank of a fake cluster; it runs the user's code in the child.
 
         Args:
@@ -145,7 +149,7 @@ class TraceService:
                 if rest:
                     told.add_note(rest)
                 raise told from None
-            return load_graph(path)
+            return load_rank_trace(path)
 
     def check_layout(
         self,

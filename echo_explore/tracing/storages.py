@@ -102,6 +102,11 @@ class StorageMap:
         """Bytes that are alive of what `row` and later rows made."""
         return sum(s.counted_bytes for s in self._storages.values() if s.born >= row)
 
+    def peak_since(self, row: int) -> float:
+        """Largest sum of live bytes while `row` or a later one ran, with what was there before recording began."""
+        before = sum(s.nbytes - s.counted_bytes for s in self._storages.values())
+        return float(before + max((after for at, _, after in self.levels if at >= row), default=self.live_bytes))
+
     def nbytes(self, key: int) -> float:
         """Bytes of a storage, 0 if it is gone."""
         storage = self._storages.get(key)

@@ -1,0 +1,97 @@
+"""`echo-explore predict --script` and `--graph`: the step time of a program of one's own."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from echo_explore.cli.report import graph_text
+from echo_explore.core import SpecError, TraceError
+from echo_explore.graph import RankTrace, load_rank_trace
+from echo_explore.specs import load_cluster, load_stack
+from echo_explore.specs.overrides import parse_overrides
+
+DEFAULT_STACK = "torch-ddp"
+"""Host costs and libraries of eager PyTorch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions:
+    """What `predict` is asked about a script or a graph file."""
+
+    script: str | None
+    graph: Path | None
+    world: int | None
+    rank: int
+    cluster: str
+    stack: str | None
+    overrides: tuple[str, ...]
+    interference: str
+    what_if: tuple[str, ...]
+    allow_fallback: bool
+    calibration: Path | None
+    timeline: Path | None
+    require_fit: bool
+    as_json: bool
+
+
+def script_step(script: str, world: int | None, rank: int) -> RankTrace:
+    """One step of `FILE.py:function` as a rank of a world; the script's traceback goes to stderr if it raises.
+
+    Raises:
+        SpecError: the file, the function's name, the world or the rank is wrong.
+        TraceError: the script raised or can't be traced.
+    """
+    file, colon, function = script.rpartition(":")
+    if not colon or not file or not function.isidentifier():
+        raise SpecError("script", script, "must be FILE.py:function", "write --script train_step.py:build")
+    if not Path(file).is_file():
+        raise SpecError("script", file, "does not exist or is not a file", "check the path")
+    if world is None or world < 1:
+        raise SpecError("world", world or "(missing)", "must be 1 or more with --script", "add --world 1024")
+    from echo_explore.tracing import TraceService
+
+    with TraceService() as service:
+        try:
+            return service.script_step(Path(file), function, world_size=world, rank=rank)
+        except TraceError as error:
+            for note in getattr(error, "__notes__", ()):
+                print(note, file=sys.stderr)
+            raise
+
+
+def predict_graph(options: GraphOptions) -> int:
+    """Predict the step of a traced program; the exit code."""
+    if options.script is not None and options.graph is not None:
+        raise SpecError("graph", str(options.graph), "says the same as --script", "give one of the two")
+    if options.graph is not None and options.world is not None:
+        raise SpecError("world", options.world, "is written in the graph file", "leave it out")
+    changes = parse_overrides(options.overrides)
+    cluster = load_cluster(options.cluster, changes)
+    stack = load_stack(options.stack or DEFAULT_STACK, changes)
+    from echo_explore.simulate import SimulationOptions, default_simulator, parse_what_if, predict_trace
+    from echo_explore.tracing import CachedTracer
+
+    if options.script is not None:
+        trace, label = script_step(options.script, options.world, options.rank), options.script
+    else:
+        assert options.graph is not None
+        trace, label = load_rank_trace(options.graph), options.graph.name
+    with CachedTracer() as tracer:
+        simulator = default_simulator(
+            tracer=tracer, interference=options.interference, calibration=options.calibration,
+            allow_fallback=options.allow_fallback,
+        )  # fmt: skip
+        what_if = replace(SimulationOptions(), what_if=parse_what_if(options.what_if))
+        prediction = predict_trace(
+            trace, cluster=cluster, stack=stack, simulator=simulator, options=what_if, label=label,
+            timeline=options.timeline,
+        )  # fmt: skip
+    for line in prediction.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    print(
+        json.dumps(prediction.to_json(), allow_nan=False)
+        if options.as_json
+        else graph_text(cluster.device.name, prediction)
+    )
+    return 1 if options.require_fit and not prediction.fits else 0
