@@ -1,11 +1,12 @@
 """Fit the coefficients of collectives to measured times and write them as a calibration file.
 
-Usage: fit_collectives.py --data DIR [--out FILE] [--hold] [--base FILE --only NAMES]
+Usage: fit_collectives.py --data DIR [--out FILE] [--folds K [--fold I]] [--base FILE --only NAMES]
 
 DIR holds kernels/collectives.csv.gz (columns: docs/collectives.md). Each scale-up fabric is fitted to its rows inside
 one domain, then each network to its rows over several nodes with the scale-up coefficients held; frameworks' own
-kernels last. --hold leaves every third curve (gpu, fabric, collective, dtype, GPUs, nodes, library, tool) out of the
-fit and scores on those alone. What is written is coefficients only.
+kernels last. --folds K parts the curves (gpu, fabric, collective, dtype, GPUs, nodes, library, tool) of every gpu,
+fabric and collective into K parts, leaves each in turn out of the fit and scores all rows as predicted by the fit that did not see
+their curve; --fold I does one part only. What is written is coefficients only.
 """
 
 import argparse
@@ -81,6 +82,12 @@ BASES = {
     "nvlink-v100-sxm2-32gb": "nvswitch-a100-sxm4-80gb",
 }  # fmt: skip
 """Where a fabric's unmeasured collectives come from, and near which values its fit is held."""
+NETWORK_BASES = {
+    "infiniband-hopper": "infiniband-ampere", "efa-ampere": "infiniband-ampere", "slingshot": "infiniband-hopper",
+    "efa-hopper": "infiniband-hopper", "efa-hopper-k8s": "efa-hopper", "kineto-a100": "infiniband-ampere",
+    "kineto-a100-bridge": "kineto-a100", "kineto-h100": "kineto-a100",
+}  # fmt: skip
+"""The same for networks; the order of fits."""
 RING_SHARE = {
     # DGX-1V's mesh: one edge-disjoint ring (both ways: two) for each pair of links that a ring can use, out of six;
     # NVIDIA DGX-1 with V100 system architecture WP-08437 (2017), figure 4. Five GPUs hold no ring of NVLinks: measured.
@@ -135,16 +142,31 @@ def read_rows(path: Path) -> list[Row]:
         return [row for row in csv.DictReader(file) if float(row["latency_us"] or 0) > 0]
 
 
-def held_back(rows: Sequence[Row]) -> list[bool]:
-    """Whether the row's curve is one of the third that is held back: by the order of hashes in a gpu and collective."""
+def curve_of(row: Row) -> str:
+    """The curve that a row is a point of."""
+    return "|".join(row[name] for name in CURVE)
+
+
+def folds(rows: Sequence[Row], num_folds: int) -> np.ndarray:
+    """Part of each row's curve, 0 to num_folds - 1: by the order of hashes in a gpu, fabric and collective."""
     groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for row in rows:
-        groups[row["gpu"], row["fabric"], row["collective"], row["algo"]].add("|".join(row[name] for name in CURVE))
-    held: set[str] = set()
+        groups[row["gpu"], row["fabric"], row["collective"], row["algo"]].add(curve_of(row))
+    part: dict[str, int] = {}
     for curves in groups.values():
         order = sorted(curves, key=lambda curve: zlib.crc32(curve.encode()))
-        held |= set(order[1::3])
-    return ["|".join(row[name] for name in CURVE) in held for row in rows]
+        part |= {curve: place % num_folds for place, curve in enumerate(order)}
+    return np.array([part[curve_of(row)] for row in rows])
+
+
+def worst_curves(rows: Sequence[Row], predicted: Sequence[float | None], count: int) -> str:
+    """The curves with the largest mean errors, a line each."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row, value in zip(rows, predicted, strict=True):
+        if value is not None:
+            found[curve_of(row)].append(value / float(row["latency_us"]) - 1)
+    ranked = sorted(found.items(), key=lambda item: -float(np.mean(np.abs(item[1]))))[:count]
+    return "\n".join(f"{np.mean(np.abs(e)):7.1%} {np.mean(e):+7.1%} {len(e):5d} rows  {curve}" for curve, e in ranked)
 
 
 def make_samples(
@@ -225,12 +247,14 @@ def fit_all(
             scale_up[key] = base.scale_up[key]
             counts[key] = int(sum(s.weight.sum() for s, _ in samples))
         elif samples:
-            fitted = fit_scale_up(samples, links, num_starts=num_starts)
+            informed = key in BASES and BASES[key] in counts
+            fitted = fit_scale_up(samples, links, num_starts=num_starts, informed=informed)
             final = [(errors(s, replace(links, scale_up=fitted), able), s) for s, able in samples]
             scale_up[key] = replace(fitted, sigma_log=_spread(final))
             counts[key] = int(sum(s.weight.sum() for s, _ in samples))
             _report(key, final)
-    for key in dict.fromkeys(f.network for f in FABRICS):
+    names = {f.network for f in FABRICS}
+    for key in [name for name in ("infiniband-ampere", *NETWORK_BASES) if name in names]:
         held = None if base is None or key in only else base.network
         _fit_one_network(key, by_fabric, scale_up, network, counts, num_starts, held)
     custom: dict[str, OneShotCosts] = {}
@@ -268,11 +292,13 @@ def _fit_one_network(
     held: Mapping[str, NetworkCoefficients] | None,
 ) -> None:
     for fabric in (f for f in FABRICS if f.network == key):
-        network.setdefault(key, replace(START_NETWORK, key=key))
+        base = network.get(NETWORK_BASES.get(key, ""))
+        network.setdefault(key, replace(base or START_NETWORK, key=key))
         links = links_of_fabric(fabric, CommCoefficients(scale_up=scale_up, network=network))
         factor = 2.7e-6 / links.network_latency_s
         a, b, c = START_NETWORK.hop_factor
-        start = replace(network[key], hop_factor=(a * factor, b * factor, c * factor))
+        cold = replace(network[key], hop_factor=(a * factor, b * factor, c * factor))
+        start = cold if base is None else replace(base, key=key)
         samples = make_samples(
             by_fabric.get(fabric, []), fabric, inside=False, spans=links.domain_hosts > 1, domain=links.domain_gpus
         )
@@ -283,7 +309,11 @@ def _fit_one_network(
             network[key] = held[key]
             continue
         fit = fit_network(
-            samples, replace(links, network=start), num_starts=num_starts, hold_tree=not key.startswith("infiniband")
+            samples,
+            replace(links, network=start),
+            num_starts=num_starts,
+            hold_tree=not key.startswith("infiniband"),
+            informed=f"network.{NETWORK_BASES.get(key)}" in counts,
         )
         if key.startswith("infiniband"):
             for name in [n for n in scale_up if n == fabric.scale_up or BASES.get(n) == fabric.scale_up]:
@@ -359,27 +389,56 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds kernels/collectives.csv.gz")
     parser.add_argument("--out", type=Path, help="calibration file to write; without it only the errors are printed")
-    parser.add_argument("--hold", action="store_true", help="hold every third curve back and score on those")
+    parser.add_argument("--folds", type=int, default=0, help="leave parts of the curves out in turn and score on those")
+    parser.add_argument("--fold", type=int, help="with --folds: this part alone")
+    parser.add_argument("--predicted", type=Path, help="table to write with what was predicted for each judged row")
+    parser.add_argument("--gpus", default="", help="with commas between; others are left out")
+    parser.add_argument("--worst", type=int, default=0, help="print so many of the worst curves")
     parser.add_argument("--base", type=Path, help="calibration file of an earlier fit, of which --only is fitted anew")
     parser.add_argument("--only", default="", help="with --base: names of tables, with commas between")
     parser.add_argument("--starts", type=int, default=4, help="starts of each fit")
     parser.add_argument("--date", default="2026-11-30", help="date of the fit, for the file's comments")
     args = parser.parse_args()
     rows = read_rows(args.data / "kernels" / "collectives.csv.gz")
-    held = held_back(rows) if args.hold else [False] * len(rows)
+    rows = [row for row in rows if not args.gpus or row["gpu"] in args.gpus.split(",")]
     base = load_coefficients(args.base) if args.base else None
-    kept = [row for row, out in zip(rows, held, strict=True) if not out]
-    found, counts = fit_all(kept, args.starts, base, args.only.split(","))
+    only = args.only.split(",")
+    judged: list[Row] = []
+    predicted: list[float | None] = []
+    part = folds(rows, args.folds) if args.folds else np.zeros(len(rows))
+    turns = [args.fold] if args.fold is not None else range(max(args.folds, 1))
+    for turn in turns:
+        kept = [row for row, own in zip(rows, part, strict=True) if not args.folds or own != turn]
+        found, counts = fit_all(kept, args.starts, base, only)
+        left_out = [row for row, own in zip(rows, part, strict=True) if own == turn]
+        judged += left_out
+        predicted += predict_rows(left_out, HierarchicalModel(coefficients=with_aliases(found)))[0]
+    print(score_collectives(judged, predicted).text())
+    if args.worst:
+        print(worst_curves(judged, predicted, args.worst))
+    if args.predicted is not None:
+        write_rows(args.predicted, judged, predicted)
+    if args.out is not None and not args.folds:
+        write(args.out, found, counts, args.date)
+
+
+def with_aliases(found: CommCoefficients) -> CommCoefficients:
+    """The coefficients with what stands for networks that were not fitted."""
     network = dict(found.network)
-    for name, other in ALIASES:  # so that every fabric of the table has its network
+    for name, other in ALIASES:
         if name.startswith("network") and other in network:
             network[name.partition(".")[2]] = replace(network[other], key=name.partition(".")[2])
-    found = replace(found, network=network)
-    judged = [row for row, out in zip(rows, held, strict=True) if out or not args.hold]
-    predicted, _ = predict_rows(judged, HierarchicalModel(coefficients=found))
-    print(score_collectives(judged, predicted).text())
-    if args.out is not None:
-        write(args.out, found, counts, args.date)
+    return replace(found, network=network)
+
+
+def write_rows(path: Path, rows: Sequence[Row], predicted: Sequence[float | None]) -> None:
+    """The judged rows with a column predicted_us."""
+    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*rows[0], "predicted_us"])
+        writer.writeheader()
+        writer.writerows(
+            {**row, "predicted_us": "" if value is None else value} for row, value in zip(rows, predicted, strict=True)
+        )
 
 
 if __name__ == "__main__":

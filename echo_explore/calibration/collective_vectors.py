@@ -159,17 +159,15 @@ def pair_from(x: Floats) -> PairCosts:
 
 def network_vector(c: NetworkCoefficients, tree_efficiency: float) -> Floats:
     """(23,): of a network, and of chains in trees inside a node."""
-    positive = (
-        *(c.base_s, *c.hop_factor, *c.protocol_efficiency[:2], c.ring_efficiency, c.tree_efficiency),
-        *(*c.ring_tuner.latency, *c.ring_tuner.stream, *c.tree_tuner.latency, *c.tree_tuner.stream),
-        *(*c.switch_tuner, tree_efficiency),
-    )
-    return np.log(positive)
+    physics = (c.base_s, *c.hop_factor, *c.protocol_efficiency[:2], c.ring_efficiency, c.tree_efficiency)
+    tuner = (*c.ring_tuner.latency, *c.ring_tuner.stream, *c.tree_tuner.latency, *c.tree_tuner.stream)
+    weights = np.log([*tuner, *c.switch_tuner]) / _TUNER_SCALE
+    return np.array([*np.log(physics), *weights, np.log(tree_efficiency)])
 
 
 def network_from(x: Floats, base: NetworkCoefficients) -> NetworkCoefficients:
     """From (23,); all-to-all takes the efficiency of rings."""
-    v = _exp(x)
+    v = [*_exp(x[:8]), *_exp(x[8:22] * _TUNER_SCALE)]
     ring = min(v[6], 1.0)
     return replace(
         base,

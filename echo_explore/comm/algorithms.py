@@ -19,6 +19,7 @@ import numpy as np
 
 from echo_explore.comm.coefficients import RingCosts
 from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
+from echo_explore.comm.spines import Pattern, spine_share
 
 SIMPLE = 2
 """Index of Simple in PROTOCOLS."""
@@ -51,11 +52,23 @@ def _ring_rate(groups: GroupArrays, links: ClusterLinks, efficiency: float) -> F
     return np.where(groups.ranks_per_node > 1, links.scale_up_bytes_per_s * efficiency * share, np.inf)
 
 
-def network_rate(groups: GroupArrays, links: ClusterLinks, efficiency: float, protocol: int) -> Floats:
-    """Bytes per second of data out of a node, B q_p; q is the rail's where the group has one rank a node."""
+def network_rate(
+    groups: GroupArrays,
+    links: ClusterLinks,
+    efficiency: float,
+    protocol: int,
+    *,
+    pattern: Pattern = "neighbours",
+    pxn: bool = True,
+) -> Floats:
+    """Bytes per second of data out of a node, B q_p; q is the rail's where the group has one rank a node.
+
+    Cards carry q of their bandwidth; the switches above the leaves may leave less: `spines.spine_share`.
+    """
     network = links.network
     q = np.where(groups.ranks_per_node == 1, network.rail_efficiency, efficiency)
-    return groups.network_bytes_per_s * q * network.protocol_efficiency[protocol]
+    share = spine_share(groups, links, pattern, pxn=pxn)
+    return groups.network_bytes_per_s * share * q * network.protocol_efficiency[protocol]
 
 
 def _across_s(groups: GroupArrays, links: ClusterLinks, steps: Floats, protocol: int) -> Floats:
@@ -183,7 +196,9 @@ def _tree_seconds_per_byte(groups: GroupArrays, links: ClusterLinks, protocol: i
     return f / network_rate(groups, links, links.network.tree_efficiency, protocol)
 
 
-def all_to_all(groups: GroupArrays, links: ClusterLinks, size: Floats, imbalance: Floats, simple: int) -> AlgorithmTime:
+def all_to_all(
+    groups: GroupArrays, links: ClusterLinks, size: Floats, imbalance: Floats, simple: int, *, pxn: bool = True
+) -> AlgorithmTime:
     """An all-to-all in which each rank sends S/n to every rank, itself included, each pair at once (direct).
 
     t = a_p + (n-1-c)+ m_p + g + i max(((r-1)/n (S-F)+ + u) / (W e_p), r (n-r)/n S / (B q)) + S / (n W l)
@@ -191,18 +206,21 @@ def all_to_all(groups: GroupArrays, links: ClusterLinks, size: Floats, imbalance
     Sends to the r - 1 ranks of the node and, together with the other r ranks, those to the n - r ranks elsewhere go on
     at once; g only between nodes; c messages of a rank go on at once. i is the imbalance. NCCL pairs ranks in rounds of
     a power of two P >= n [NCCL 2.18 src/enqueue.cc, 2023]; u = (P/n - 1) (r-1)/n min(S, n U) is the time of rounds that
-    pair nobody, which long messages fill. `simple` is 0 for LL, 1 for Simple, the two protocols of sends.
+    pair nobody, which long messages fill. `simple` is 0 for LL, 1 for Simple, the two protocols of sends. With PXN
+    what goes to other rails passes a link of the node first: R rails add (n-r)/n (R-1)/R S to the inner bytes.
     """
     costs = links.scale_up.all_to_all
     n, r = groups.num_ranks, groups.ranks_per_node
     rounds = np.exp2(np.ceil(np.log2(n)))
     idle = (rounds / n - 1.0) * np.minimum(size, n * costs.uneven_bytes)
     moved = np.maximum(size - costs.hidden_fraction[simple] * costs.launch_s[simple] * links.scale_up_bytes_per_s, 0.0)
-    inner = (r - 1) / n * (moved + idle) / (links.scale_up_bytes_per_s * costs.efficiency[simple])
+    relayed = np.where(groups.crosses, (n - r) / n * (1.0 - 1.0 / links.num_rails), 0.0) if pxn else 0.0
+    inner = ((r - 1) / n * (moved + idle) + relayed * size) / (links.scale_up_bytes_per_s * costs.efficiency[simple])
     protocol = _PAIR_PROTOCOL[simple]
     latency = costs.launch_s[simple] + np.maximum(n - 1 - costs.parallel_messages, 0.0) * costs.message_s[simple]
     latency = latency + _across_s(groups, links, np.ones_like(n), protocol)
-    outer = r * (n - r) / n * size / network_rate(groups, links, links.network.pair_efficiency, protocol)
+    rate = network_rate(groups, links, links.network.pair_efficiency, protocol, pattern="pairs", pxn=pxn)
+    outer = r * (n - r) / n * size / rate
     outer = np.where(groups.crosses, outer, 0.0)
     local = size / n / (links.scale_up_bytes_per_s * costs.local_efficiency)
     return AlgorithmTime(latency_s=latency, stream_s=imbalance * np.maximum(inner, outer) + local)
@@ -214,7 +232,7 @@ def send(groups: GroupArrays, links: ClusterLinks, size: Floats, *, simple: int)
     latency = costs.launch_s[simple] + _across_s(groups, links, np.ones_like(groups.num_ranks), protocol)
     rate = np.where(
         groups.crosses,
-        network_rate(groups, links, links.network.rail_efficiency, protocol),
+        network_rate(groups, links, links.network.rail_efficiency, protocol, pattern="shift"),
         links.scale_up_bytes_per_s * costs.efficiency[simple],
     )
     hidden = costs.hidden_fraction[simple] * costs.launch_s[simple] * links.scale_up_bytes_per_s

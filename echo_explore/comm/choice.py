@@ -59,12 +59,14 @@ class Capabilities:
         nvls_tree: the same with trees between nodes (NCCL 2.18).
         pat: parallel aggregated trees (NCCL 2.23).
         ll128: the LL128 protocol (not on every fabric of RCCL).
+        pxn: data for another rail goes over the scale-up links to the GPU that has it (NCCL 2.12).
     """
 
     nvls: bool = True
     nvls_tree: bool = True
     pat: bool = True
     ll128: bool = True
+    pxn: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +94,14 @@ class Option:
 
     Attributes:
         believed_s: the tuner's estimate; infinite where the option does not apply.
+        even_s: seconds with equal parts, by which a choice is judged: a tuner knows no others; None: as `time`.
     """
 
     algorithm: str
     protocol: str
     time: AlgorithmTime
     believed_s: Floats
+    even_s: Floats | None = None
 
     @property
     def name(self) -> str:
@@ -132,8 +136,9 @@ def choose(options: Sequence[Option], forced: ForcedChoice) -> Choice:
         names = ", ".join(dict.fromkeys(o.name for o in options if np.isfinite(o.believed_s).any()))
         raise SpecError("choice", given, f"does not exist for this collective and group, which has {names}", "name one")
     times = np.array([o.time.time_s for o in left])
-    least = np.where(np.isfinite(believed), times, np.inf).min(axis=0)
-    index = np.where(times > _WORST_CHOICE * least, np.inf, believed).argmin(axis=0)
+    judged = np.array([o.time.time_s if o.even_s is None else o.even_s for o in left])
+    least = np.where(np.isfinite(believed), judged, np.inf).min(axis=0)
+    index = np.where(judged > _WORST_CHOICE * least, np.inf, believed).argmin(axis=0)
     return Choice(time_s=times[index, np.arange(len(index))], index=index, options=tuple(left))
 
 
@@ -154,11 +159,14 @@ def options_of(kind: Collective, batch: Batch, links: ClusterLinks, able: Capabi
             return _by_protocol("chain", times, costs.tuner, links.network.ring_tuner, batch, able)
         case Collective.ALL_TO_ALL:
             message = batch.size / batch.groups.num_ranks
-            times = [forms.all_to_all(batch.groups, links, batch.size, batch.imbalance, s) for s in (0, 1)]
-            return _sends(times, message, ll_limit_bytes(batch.groups, links, links.scale_up.all_to_all))
+            uneven, even = (
+                [forms.all_to_all(batch.groups, links, batch.size, i, s, pxn=able.pxn) for s in (0, 1)]
+                for i in (batch.imbalance, np.ones_like(batch.size))
+            )
+            return _sends(uneven, even, message, ll_limit_bytes(batch.groups, links, links.scale_up.all_to_all))
         case Collective.SEND | Collective.RECV:
             times = [forms.send(batch.groups, links, batch.size, simple=s) for s in (0, 1)]
-            return _sends(times, batch.size, ll_limit_bytes(batch.groups, links, links.scale_up.send))
+            return _sends(times, times, batch.size, ll_limit_bytes(batch.groups, links, links.scale_up.send))
     raise SpecError("collective", kind.name, "is not a communication", "give a kind of collective")
 
 
@@ -168,12 +176,21 @@ def ll_limit_bytes(groups: GroupArrays, links: ClusterLinks, costs: PairCosts) -
     return np.where(several, costs.ll_message_bytes[1], costs.ll_message_bytes[0])
 
 
-def _sends(times: list[AlgorithmTime], message: Floats, ll_message_bytes: Floats) -> list[Option]:
+def _sends(
+    times: list[AlgorithmTime], even: list[AlgorithmTime], message: Floats, ll_message_bytes: Floats
+) -> list[Option]:
     """LL up to a size of message, Simple above: believed times of 0 and 1 in that order."""
     small = message <= ll_message_bytes
     believed = (np.where(small, 0.0, 1.0), np.where(small, 1.0, 0.0))
     return [
-        Option(algorithm="direct", protocol=PAIR_PROTOCOLS[i], time=times[i], believed_s=believed[i]) for i in (0, 1)
+        Option(
+            algorithm="direct",
+            protocol=PAIR_PROTOCOLS[i],
+            time=times[i],
+            believed_s=believed[i],
+            even_s=even[i].time_s,
+        )
+        for i in (0, 1)
     ]
 
 

@@ -25,9 +25,10 @@ LIBRARIES: dict[str, Library] = {
     "nccl-2.27": Library(name="nccl-2.27", able=Capabilities()),
     "nccl-2.29": Library(name="nccl-2.29", able=Capabilities()),
     # oneCCL: rings over PCIe [oneAPI Collective Communications Library 2021.17 guide, 2025].
-    "oneccl": Library(name="oneccl", able=Capabilities(nvls=False, nvls_tree=False, pat=False)),
-    # RCCL: rings and trees over Infinity Fabric, no reduction in a switch [ROCm RCCL documentation, 2025].
-    "rccl": Library(name="rccl", able=Capabilities(nvls=False, nvls_tree=False, pat=False)),
+    "oneccl": Library(name="oneccl", able=Capabilities(nvls=False, nvls_tree=False, pat=False, pxn=False)),
+    # RCCL: rings and trees over Infinity Fabric, no reduction in a switch [ROCm RCCL documentation, 2025]; PXN is off
+    # unless NCCL_PXN_DISABLE=0 says otherwise (judged, 2026-12).
+    "rccl": Library(name="rccl", able=Capabilities(nvls=False, nvls_tree=False, pat=False, pxn=False)),
 }
 
 

@@ -158,6 +158,7 @@ def make_batch(
     num_ranks: Floats,
     ranks_per_node: Floats,
     groups_per_node: Floats,
+    node_stride: Floats | float = 1.0,
     *,
     dtype: DType = DType.NONE,
 ) -> Batch:
@@ -173,7 +174,7 @@ def make_batch(
         raise SpecError("message_bytes", value, "must be finite and not negative", "correct the request")
     count = len(message_bytes)
     return Batch(
-        groups=group_arrays(links, num_ranks, ranks_per_node, groups_per_node),
+        groups=group_arrays(links, num_ranks, ranks_per_node, groups_per_node, node_stride),
         size=message_bytes,
         switched=np.full(count, dtype in SWITCH_DTYPES),
         narrow=np.full(count, 0 < DTYPE_BYTES[dtype] <= 1),
@@ -186,7 +187,8 @@ def _batch_of(request: CollectiveRequest, links: ClusterLinks) -> Batch:
     group = request.group
     if not request.imbalance >= 1:
         raise SpecError("imbalance", request.imbalance, "must be at least 1", "correct the request")
-    columns = (np.array([v], dtype=float) for v in (size, group.num_ranks, group.ranks_per_node, group.groups_per_node))
+    figures = (size, group.num_ranks, group.ranks_per_node, group.groups_per_node, group.node_stride)
+    columns = (np.array([v], dtype=float) for v in figures)
     batch = make_batch(links, *columns, dtype=request.dtype)
     return Batch(
         groups=batch.groups,

@@ -25,6 +25,12 @@ class ClusterLinks:
         domain_hosts: hosts in a scale-up domain.
         host_gpus: GPUs of a host.
         network_latency_s: one step between domains, before the factor of the protocol.
+        leaf_domains: scale-up domains under one leaf switch.
+        oversubscription: bandwidth below over bandwidth above the leaves.
+        pod_leaves: leaves in a pod under cores; 0: no cores.
+        core_oversubscription: bandwidth below over bandwidth above a pod's spines.
+        has_rails: a leaf holds one card of each host.
+        num_rails: cards of a domain that lie on leaves of their own; 1 without rails.
     """
 
     scale_up: ScaleUpCoefficients
@@ -39,8 +45,12 @@ class ClusterLinks:
     host_gpus: int
     network_latency_s: float
     has_network_reduction: bool
-    nodes_per_leaf: int
+    leaf_domains: float
     oversubscription: float
+    pod_leaves: int
+    core_oversubscription: float
+    has_rails: bool
+    num_rails: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +62,14 @@ class GroupArrays:
         num_nodes: M, scale-up domains that a group spans.
         ranks_per_node: r, at most n.
         network_bytes_per_s: B of the group out of a domain, one direction; infinite inside one domain.
+        node_stride: domains from one of the group to the next; 1: neighbours.
     """
 
     num_ranks: Floats
     num_nodes: Floats
     ranks_per_node: Floats
     network_bytes_per_s: Floats
+    node_stride: Floats
 
     @property
     def crosses(self) -> npt.NDArray[np.bool_]:
@@ -92,13 +104,21 @@ def cluster_links(
         host_gpus=node.num_gpus,
         network_latency_s=fabric.latency_s,
         has_network_reduction=fabric.in_network_reduction,
-        nodes_per_leaf=fabric.nodes_per_leaf,
+        leaf_domains=max(1.0, fabric.nodes_per_leaf * node.num_gpus / node.domain_gpus),
         oversubscription=fabric.oversubscription,
+        pod_leaves=fabric.leaves_per_pod,
+        core_oversubscription=fabric.core_oversubscription,
+        has_rails=fabric.topology == "rail-optimised",
+        num_rails=max(1, node.num_nics) if fabric.topology == "rail-optimised" else 1,
     )
 
 
 def group_arrays(
-    links: ClusterLinks, num_ranks: npt.ArrayLike, ranks_per_node: npt.ArrayLike, groups_per_node: npt.ArrayLike
+    links: ClusterLinks,
+    num_ranks: npt.ArrayLike,
+    ranks_per_node: npt.ArrayLike,
+    groups_per_node: npt.ArrayLike,
+    node_stride: npt.ArrayLike = 1,
 ) -> GroupArrays:
     """Groups with their share of the cards: see `network_share`.
 
@@ -114,14 +134,12 @@ def group_arrays(
         raise PlacementError("node.nics", 0, rule, "add network cards")
     cards = links.network_bytes_per_s * links.domain_hosts / sharing
     share = np.minimum(cards, r * links.gpu_network_bytes_per_s)
-    # Approximation: a group within the nodes of one leaf is taken to lie under one leaf (under-estimates groups with
-    # distant nodes), a larger one to send all its traffic above the leaves (over-estimates rings of neighbours).
-    share = np.where(nodes > links.nodes_per_leaf, share / links.oversubscription, share)
     return GroupArrays(
         num_ranks=n,
         num_nodes=nodes,
         ranks_per_node=np.minimum(r, n),
         network_bytes_per_s=np.where(crosses, share, np.inf),
+        node_stride=np.broadcast_to(np.asarray(node_stride, dtype=float), n.shape),
     )
 
 
@@ -129,7 +147,7 @@ def network_share(group: GroupShape, links: ClusterLinks) -> float:
     """Bytes per second, one direction, that a group of several domains has out of each domain.
 
     The least of: an equal share of all cards of the domain among the groups in it; what the group's GPUs there can
-    drive. Above the leaf switches the share shrinks by the oversubscription.
+    drive. What the switches above leave of it: `spines.spine_share`.
 
     Raises:
         PlacementError: the hosts have no network card.

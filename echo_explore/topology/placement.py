@@ -26,11 +26,13 @@ class GroupShape:
         num_ranks: GPUs in the group.
         ranks_per_node: of these in one scale-up domain.
         groups_per_node: groups of this axis with ranks in one domain, which share its network cards.
+        node_stride: domains from one that a group uses to the next; 1: neighbours.
     """
 
     num_ranks: int
     ranks_per_node: int
     groups_per_node: int = 1
+    node_stride: int = 1
 
     @property
     def num_nodes(self) -> int:
@@ -181,7 +183,14 @@ def _spread_shape(domains: np.ndarray, most: int) -> GroupShape:
     ranks_per_node = -(-num_ranks // span)
     if span > 1:  # the largest count with which num_nodes is at least the span
         ranks_per_node = min(ranks_per_node, -(-num_ranks // (span - 1)) - 1)
-    return GroupShape(num_ranks=num_ranks, ranks_per_node=ranks_per_node, groups_per_node=-(-most // ranks_per_node))
+    ends = np.sort(domains, axis=1)[:, [0, -1]]
+    stride = round(int((ends[:, 1] - ends[:, 0]).max()) / (span - 1)) if span > 1 else 1
+    return GroupShape(
+        num_ranks=num_ranks,
+        ranks_per_node=ranks_per_node,
+        groups_per_node=-(-most // ranks_per_node),
+        node_stride=max(1, stride),
+    )
 
 
 def _placed_domain(layout: ParallelConfig, cluster: ClusterSpec, placement: Placement) -> int:
@@ -218,4 +227,5 @@ def _crossing_shape(senders: np.ndarray, receivers: np.ndarray) -> GroupShape:
         most = np.unique(senders, return_counts=True)[1].max()
         return GroupShape(num_ranks=2, ranks_per_node=2, groups_per_node=int(most))
     most = np.unique(senders[crosses], return_counts=True)[1].max()
-    return GroupShape(num_ranks=2, ranks_per_node=1, groups_per_node=int(most))
+    stride = int(np.abs(senders - receivers).max())
+    return GroupShape(num_ranks=2, ranks_per_node=1, groups_per_node=int(most), node_stride=stride)

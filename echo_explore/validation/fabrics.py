@@ -4,7 +4,7 @@ A row's `gpu` and `fabric` text pick one; a fabric that is not listed is taken a
 from cluster files where one describes the machine, else from the source on the line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from echo_explore.comm.coefficients import CommCoefficients
@@ -149,19 +149,13 @@ def links_of_fabric(fabric: MeasuredFabric, coefficients: CommCoefficients) -> C
         scale_up=coefficients.scale_up[fabric.scale_up],
         network=coefficients.network[fabric.network],
     )
-    return ClusterLinks(
-        scale_up=links.scale_up,
-        network=links.network,
+    return replace(
+        links,
         scale_up_bytes_per_s=fabric.link_bytes_per_s or links.scale_up_bytes_per_s,
-        link_latency_s=links.link_latency_s,
         has_switch_reduction=links.has_switch_reduction if fabric.switch_reduction is None else fabric.switch_reduction,
         gpu_network_bytes_per_s=fabric.gpu_network_bytes_per_s or links.gpu_network_bytes_per_s,
         network_bytes_per_s=fabric.host_network_bytes_per_s or links.network_bytes_per_s,
         domain_gpus=fabric.domain_gpus or links.domain_gpus,
         domain_hosts=1.0 if fabric.domain_gpus else links.domain_hosts,
         host_gpus=fabric.domain_gpus or links.host_gpus,
-        network_latency_s=links.network_latency_s,
-        has_network_reduction=links.has_network_reduction,
-        nodes_per_leaf=links.nodes_per_leaf,
-        oversubscription=links.oversubscription,
     )

@@ -99,9 +99,10 @@ def test_the_shapes_of_a_usual_job() -> None:
     layout = ParallelConfig(tensor_parallel=8, pipeline_parallel=4, data_parallel=16)
     assert group_shape(Axis.TENSOR, layout, H100) == GroupShape(num_ranks=8, ranks_per_node=8, groups_per_node=1)
     assert group_shape(Axis.DATA, layout, H100) == GroupShape(num_ranks=16, ranks_per_node=1, groups_per_node=8)
-    assert group_shape(Axis.MODEL, layout, H100) == GroupShape(num_ranks=32, ranks_per_node=8, groups_per_node=1)
+    assert group_shape(Axis.MODEL, layout, H100) == GroupShape(num_ranks=32, ranks_per_node=8, node_stride=16)
     assert group_shape(Axis.EMBEDDING, layout, H100).num_nodes == 2
-    assert pipeline_boundary(layout, H100, 0) == GroupShape(num_ranks=2, ranks_per_node=1, groups_per_node=8)
+    boundary = GroupShape(num_ranks=2, ranks_per_node=1, groups_per_node=8, node_stride=16)
+    assert pipeline_boundary(layout, H100, 0) == boundary
 
 
 def test_small_stages_share_a_node() -> None:
