@@ -5,8 +5,8 @@ Usage: fit_collectives.py --data DIR [--out FILE] [--folds K [--fold I]] [--base
 DIR holds kernels/collectives.csv.gz (columns: docs/collectives.md). Each scale-up fabric is fitted to its rows inside
 one domain, then each network to its rows over several nodes with the scale-up coefficients held; frameworks' own
 kernels last. --folds K parts the curves (gpu, fabric, collective, dtype, GPUs, nodes, library, tool) of every gpu,
-fabric and collective into K parts, leaves each in turn out of the fit and scores all rows as predicted by the fit that did not see
-their curve; --fold I does one part only. What is written is coefficients only.
+fabric and collective into K parts, leaves each in turn out of the fit and scores all rows as predicted by the fit that
+did not see their curve; --fold I does one part only. What is written is coefficients only.
 """
 
 import argparse
@@ -39,8 +39,9 @@ from echo_explore.comm.coefficients import (
     RingCosts,
     ScaleUpCoefficients,
     ToolConstants,
+    Triple,
 )
-from echo_explore.comm.custom import FRAMEWORKS
+from echo_explore.comm.custom import OWN_BYTES, SWITCH_BYTES, framework_of
 from echo_explore.comm.libraries import LIBRARIES
 from echo_explore.comm.model import HierarchicalModel
 from echo_explore.validation.collectives import (
@@ -64,12 +65,12 @@ TOOLS = {
     "kineto-send": ToolConstants(key="kineto-send"),
     "lut": ToolConstants(key="lut"),
 }
-"""Medians over fabrics of what fits with this constant left free found (2026-11-30)."""
+"""From fits with this constant left free where the data show it, rounded by judgement (2026-11-30)."""
 TOOL_SOURCES = {
     "nccl-tests": "A loop of calls: launch hidden behind the previous call; nccl-tests doc/PERFORMANCE.md (2023)",
-    "xla": "openxla collective_perf_table_gen on x86 hosts: launch included; median of free fits, H100 and B200",
-    "xla-grace": "openxla collective_perf_table_gen on Grace hosts: launch included; median of free fits",
-    "kineto": "vidur's kernel times of all-reduces: waiting for peers up to about this floor; median of small rows",
+    "xla": "openxla collective_perf_table_gen on x86 hosts: launch included; from free fits on H100 and B200, rounded",
+    "xla-grace": "openxla collective_perf_table_gen on Grace hosts: launch included; from free fits, rounded",
+    "kineto": "vidur's kernel times of all-reduces: waiting for peers up to about this floor; judged from small rows",
     "kineto-send": "vidur's kernel times of sends: kernel alone",
     "lut": "vTrain's nccl-tests table: as nccl-tests; its latencies lie in the fabric's own table",
 }
@@ -226,8 +227,9 @@ def fit_all(
         if row["algo"] == "auto":
             by_fabric[fabric].append(row)
         elif row["algo"].startswith("custom"):
-            framework = next(name for name in FRAMEWORKS if name in row["algo"].lower())
-            customs[framework, fabric].append(row)
+            framework = framework_of(row["algo"], row["lib"])
+            if framework is not None:
+                customs[framework, fabric].append(row)
     scale_up: dict[str, ScaleUpCoefficients] = {}
     network: dict[str, NetworkCoefficients] = {"default": replace(START_NETWORK, key="default")}
     counts: dict[str, int] = {}
@@ -254,32 +256,53 @@ def fit_all(
             counts[key] = int(sum(s.weight.sum() for s, _ in samples))
             _report(key, final)
     names = {f.network for f in FABRICS}
+    latency: dict[str, float] = {}
     for key in [name for name in ("infiniband-ampere", *NETWORK_BASES) if name in names]:
         held = None if base is None or key in only else base.network
-        _fit_one_network(key, by_fabric, scale_up, network, counts, num_starts, held)
-    custom: dict[str, OneShotCosts] = {}
-    for (framework, fabric), part in sorted(customs.items(), key=lambda item: (item[0][0], item[0][1].scale_up)):
-        columns = np.array(
-            [[float(r["num_gpus"]), float(r["size_bytes"]), float(r["latency_us"]) * 1e-6] for r in part]
-        )
-        eager = np.array(["eager" in row["algo"] for row in part])
-        links = links_of_fabric(
-            replace(fabric, network="default"), CommCoefficients(scale_up=scale_up, network=network)
-        )
-        name = f"{framework}/{fabric.scale_up}"
-        so_far = HierarchicalModel(coefficients=CommCoefficients(scale_up=scale_up, network=network))
-        custom[name] = fit_custom(
-            columns[:, 0],
-            columns[:, 1],
-            eager,
-            columns[:, 2],
-            nccl_s(columns[:, 0], columns[:, 1], links, so_far),
-            link_bytes_per_s=links.scale_up_bytes_per_s,
-            most_ranks=2 if fabric.scale_up.startswith("pcie") else 64,
-        )
-        counts[name] = len(part)
-        print(f"{name}: {len(part)} rows, sigma {custom[name].sigma_log}", flush=True)
+        _fit_one_network(key, by_fabric, scale_up, network, counts, num_starts, held, latency)
+    custom = _fit_customs(customs, CommCoefficients(scale_up=scale_up, network=network), counts)
     return CommCoefficients(scale_up=scale_up, network=network, custom=custom, tools=TOOLS), counts
+
+
+def _fit_customs(
+    customs: Mapping[tuple[str, MeasuredFabric], list[Row]], found: CommCoefficients, counts: dict[str, int]
+) -> dict[str, OneShotCosts]:
+    """Constants of each framework on all fabrics together (`default`), then near those on each by itself."""
+    custom: dict[str, OneShotCosts] = {}
+    for framework in sorted({name for name, _ in customs}):
+        parts = {f: _custom_columns(f, rows, found) for (name, f), rows in customs.items() if name == framework}
+        joined = np.concatenate(list(parts.values()), axis=1)
+        base = _fit_custom(joined, 64, None, None)
+        custom[f"{framework}/default"] = base
+        counts[f"{framework}/default"] = joined.shape[1]
+        for fabric, columns in sorted(parts.items(), key=lambda item: item[0].scale_up):
+            architecture = "blackwell" if fabric.gpu.startswith(("B", "GB")) else "hopper"
+            limited = framework == "vllm" and fabric.gpu.startswith(("B2", "GB", "H1", "H2"))
+            limits = (OWN_BYTES[architecture], SWITCH_BYTES[architecture]) if limited else None
+            name = f"{framework}/{fabric.scale_up}"
+            custom[name] = _fit_custom(columns, 2 if fabric.scale_up.startswith("pcie") else 64, limits, base)
+            counts[name] = columns.shape[1]
+            print(f"{name}: {columns.shape[1]} rows, sigma {custom[name].sigma_log}", flush=True)
+    return custom
+
+
+def _custom_columns(fabric: MeasuredFabric, rows: Sequence[Row], found: CommCoefficients) -> np.ndarray:
+    """Ranks, bytes, eager, seconds, NCCL's seconds, link bandwidth; (6, num_rows)."""
+    links = links_of_fabric(replace(fabric, network="default"), found)
+    ranks, size = (np.array([float(r[name]) for r in rows]) for name in ("num_gpus", "size_bytes"))
+    eager = np.array([float("eager" in r["algo"]) for r in rows])
+    seconds = np.array([float(r["latency_us"]) * 1e-6 for r in rows])
+    nccl = nccl_s(ranks, size, links, HierarchicalModel(coefficients=found))
+    return np.array([ranks, size, eager, seconds, nccl, np.full(len(rows), links.scale_up_bytes_per_s)])
+
+
+def _fit_custom(
+    columns: np.ndarray, most_ranks: int, limits: tuple[Triple, Triple] | None, base: OneShotCosts | None
+) -> OneShotCosts:
+    ranks, size, eager, seconds, nccl, link = columns
+    return fit_custom(
+        ranks, size, eager > 0, seconds, nccl, link_bytes_per_s=link, most_ranks=most_ranks, limits=limits, base=base
+    )
 
 
 def _fit_one_network(
@@ -290,15 +313,19 @@ def _fit_one_network(
     counts: dict[str, int],
     num_starts: int,
     held: Mapping[str, NetworkCoefficients] | None,
+    latency: dict[str, float],
 ) -> None:
     for fabric in (f for f in FABRICS if f.network == key):
         base = network.get(NETWORK_BASES.get(key, ""))
         network.setdefault(key, replace(base or START_NETWORK, key=key))
         links = links_of_fabric(fabric, CommCoefficients(scale_up=scale_up, network=network))
-        factor = 2.7e-6 / links.network_latency_s
-        a, b, c = START_NETWORK.hop_factor
-        cold = replace(network[key], hop_factor=(a * factor, b * factor, c * factor))
-        start = cold if base is None else replace(base, key=key)
+        latency[key] = links.network_latency_s
+        told = 2.7e-6 if base is None else latency[NETWORK_BASES[key]]
+        # Factors are on the latency of the cluster file, which on AWS is what the plug-in tells NCCL: hold seconds.
+        first, second, third = (f * told / links.network_latency_s for f in (base or START_NETWORK).hop_factor)
+        start = replace(base or network[key], key=key, hop_factor=(first, second, third))
+        if f"network.{key}" not in counts:
+            network[key] = start
         samples = make_samples(
             by_fabric.get(fabric, []), fabric, inside=False, spans=links.domain_hosts > 1, domain=links.domain_gpus
         )

@@ -148,11 +148,17 @@ def _fit(
     return best
 
 
-_RINGS = {
+_COSTS = {
     Collective.ALL_REDUCE: "all_reduce",
     Collective.ALL_GATHER: "all_gather",
+    Collective.BROADCAST: "all_gather",
     Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.REDUCE: "reduce_scatter",
+    Collective.ALL_TO_ALL: "all_to_all",
+    Collective.SEND: "send",
 }
+"""Whose constants the times of a collective give; chains run the protocols of rings."""
+_RINGS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def fit_scale_up(
@@ -175,14 +181,14 @@ def fit_scale_up(
         informed: the start was measured on a machine like this one; it is then held firmly.
     """
     own = links.scale_up
-    rings = [(s, able) for s, able in samples if s.kind in _RINGS]
+    rings = [(s, able) for s, able in samples if _COSTS[s.kind] in _RINGS]
     if rings and not informed:
         common = _fit_common(rings, links, num_starts)
         own = replace(own, all_reduce=common, all_gather=common, reduce_scatter=common)
-    for kind in sorted({s.kind for s, _ in samples}):
-        part = [(s, able) for s, able in samples if s.kind == kind]
-        prior = INFORMED_PRIOR if informed or kind in _RINGS else _PRIOR
-        own = _fit_kind(kind, part, replace(links, scale_up=own), num_starts, prior)
+    for name in sorted({_COSTS[s.kind] for s, _ in samples}):
+        part = [(s, able) for s, able in samples if _COSTS[s.kind] == name]
+        prior = INFORMED_PRIOR if informed or name in _RINGS else _PRIOR
+        own = _fit_costs(name, part, replace(links, scale_up=own), num_starts, prior)
     return own
 
 
@@ -199,39 +205,36 @@ def _fit_common(rings: Sequence[tuple[Samples, Capabilities]], links: ClusterLin
     return vectors.ring_from(_fit(rings, linked, start, num_starts=num_starts)[:18])
 
 
-def _fit_kind(
-    kind: Collective,
+def _fit_costs(
+    name: str,
     part: Sequence[tuple[Samples, Capabilities]],
     links: ClusterLinks,
     num_starts: int,
     prior: float,
 ) -> ScaleUpCoefficients:
+    """The coefficients with one of their tables of costs fitted."""
     own = links.scale_up
-    if kind in (Collective.ALL_TO_ALL, Collective.SEND):
-        name = "all_to_all" if kind == Collective.ALL_TO_ALL else "send"
+    switched = name == "all_reduce" and links.has_switch_reduction
 
-        def with_pairs(x: Floats) -> ScaleUpCoefficients:
-            pairs = vectors.pair_from(x)
-            return replace(own, all_to_all=pairs) if name == "all_to_all" else replace(own, send=pairs)
+    def with_costs(x: Floats) -> ScaleUpCoefficients:
+        match name:
+            case "all_to_all":
+                return replace(own, all_to_all=vectors.pair_from(x))
+            case "send":
+                return replace(own, send=vectors.pair_from(x))
+            case "all_gather":
+                return replace(own, all_gather=vectors.ring_from(x))
+            case "reduce_scatter":
+                return replace(own, reduce_scatter=vectors.ring_from(x))
+        switch = vectors.switch_from(x[18:]) if switched else own.switch
+        return replace(own, all_reduce=vectors.ring_from(x), switch=switch)
 
-        start = vectors.pair_vector(own.all_to_all if name == "all_to_all" else own.send)
-        return with_pairs(
-            _fit(part, lambda x: replace(links, scale_up=with_pairs(x)), start, num_starts=num_starts, prior=prior)
-        )
-    switched = kind == Collective.ALL_REDUCE and links.has_switch_reduction
-
-    def with_rings(x: Floats) -> ScaleUpCoefficients:
-        rings = vectors.ring_from(x)
-        if kind == Collective.ALL_REDUCE:
-            switch = vectors.switch_from(x[18:]) if switched else own.switch
-            return replace(own, all_reduce=rings, switch=switch)
-        return replace(own, all_gather=rings) if kind == Collective.ALL_GATHER else replace(own, reduce_scatter=rings)
-
-    start = vectors.ring_vector(getattr(own, _RINGS[kind]))
+    costs = getattr(own, name)
+    start = vectors.ring_vector(costs) if name in _RINGS else vectors.pair_vector(costs)
     if switched:
         start = np.concatenate([start, vectors.switch_vector(own.switch)])
-    found = _fit(part, lambda x: replace(links, scale_up=with_rings(x)), start, num_starts=num_starts, prior=prior)
-    return with_rings(found)
+    found = _fit(part, lambda x: replace(links, scale_up=with_costs(x)), start, num_starts=num_starts, prior=prior)
+    return with_costs(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +259,7 @@ def fit_network(
     `pair_efficiency`. `hold_tree` keeps the chains inside nodes too; `informed`: the start was measured on a network
     like this one.
     """
-    measured = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-    reduces = [(s, able) for s, able in samples if s.kind in measured]
+    reduces = [(s, able) for s, able in samples if _COSTS[s.kind] in _RINGS]
     network, tree = links.network, links.scale_up.tree_efficiency
 
     def linked(x: Floats) -> ClusterLinks:
@@ -312,7 +314,7 @@ _START_CUSTOM = OneShotCosts(
     eager_s=20e-6,
     eager_rank_s=1e-6,
     eager_copy_efficiency=2.0,
-    fallback_bytes=2.0**23,
+    own_bytes=(2.0**23, 2.0**23, 2.0**23),
     most_ranks=64,
     sigma_log=0.15,
 )
@@ -325,34 +327,52 @@ def fit_custom(
     time_s: Floats,
     nccl_s: Floats,
     *,
-    link_bytes_per_s: float,
+    link_bytes_per_s: npt.ArrayLike,
     most_ranks: int,
+    limits: tuple[Triple, Triple] | None = None,
+    base: OneShotCosts | None = None,
 ) -> OneShotCosts:
-    """The constants of a framework's own kernels on one fabric, from eager and replayed calls."""
+    """The constants of a framework's own kernels on one fabric, from eager and replayed calls.
+
+    Args:
+        num_ranks: of each call.
+        size: message bytes.
+        eager: the call is not replayed from a CUDA graph.
+        time_s: measured.
+        nccl_s: of NCCL for the same.
+        link_bytes_per_s: of the machine, or of each call's.
+        most_ranks: above, NCCL runs.
+        limits: sizes up to which the kernels and the one in the switch run, where the source says so; else the best of
+            some for all ranks.
+        base: constants of the same kernels on all fabrics, near which the fit is held.
+    """
+    own = base or _START_CUSTOM
+    shapes = [(limits[0], limits[1])] if limits else [((f,) * 3, (0.0,) * 3) for f in 1.5 * 2.0 ** np.arange(18, 32)]
     found = [
         _fit_custom_below(
-            replace(_START_CUSTOM, fallback_bytes=1.5 * 2.0**power, most_ranks=most_ranks),
+            replace(own, own_bytes=first, switch_bytes=second, most_ranks=most_ranks),
             lambda costs: custom_all_reduce_s(
                 num_ranks, size, nccl_s, link_bytes_per_s=link_bytes_per_s, costs=costs, eager=eager
             ),
             time_s,
+            prior=INFORMED_PRIOR if base else _PRIOR,
         )
-        for power in range(18, 32)
+        for first, second in shapes
     ]
     return min(found, key=lambda pair: pair[0])[1]
 
 
 def _fit_custom_below(
-    start: OneShotCosts, modelled: Callable[[OneShotCosts], Floats], time_s: Floats
+    start: OneShotCosts, modelled: Callable[[OneShotCosts], Floats], time_s: Floats, *, prior: float
 ) -> tuple[float, OneShotCosts]:
-    """Mean absolute error and constants, with the size at which NCCL takes over held."""
+    """Mean absolute error and constants, with the sizes at which kernels change held."""
     from scipy.optimize import least_squares
 
     origin = vectors.custom_vector(start)
 
     def residuals(x: Floats) -> Floats:
         ratio = modelled(vectors.custom_from(x, start)) / time_s
-        return np.concatenate([np.log(ratio), _PRIOR * (x - origin)])
+        return np.concatenate([np.log(ratio), prior * (x - origin)])
 
     x = least_squares(residuals, origin, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=40).x
     costs = vectors.custom_from(x, start)

@@ -20,6 +20,10 @@ def _list(values: Iterable[float]) -> str:
     return "[" + ", ".join(f"{v:.4g}" for v in values) + "]"
 
 
+def _sizes(values: Iterable[float]) -> str:
+    return "[" + ", ".join(f'"{v:.0f} B"' for v in values) + "]"
+
+
 def _times(values: Iterable[float]) -> str:
     return "[" + ", ".join(_us(v) for v in values) + "]"
 
@@ -117,7 +121,10 @@ efficiency = {_list(c.efficiency)}
 eager = {_us(c.eager_s)}
 eager_rank = {_us(c.eager_rank_s)}
 eager_copy_efficiency = {c.eager_copy_efficiency:.4g}
-fallback = "{c.fallback_bytes:.0f} B"
+own = {_sizes(c.own_bytes)}
+switch = {_sizes(c.switch_bytes)}
+switch_launch = {_us(c.switch_launch_s)}
+switch_efficiency = {c.switch_efficiency:.4g}
 most_ranks = {c.most_ranks}
 sigma_log = {c.sigma_log:.4g}
 """

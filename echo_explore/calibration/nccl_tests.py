@@ -10,7 +10,7 @@ from echo_explore.calibration.collective_fit import Samples, fit_network, fit_sc
 from echo_explore.calibration.comm_toml import network_table, scale_up_table
 from echo_explore.calibration.nccl_log import LogRow
 from echo_explore.comm.choice import Capabilities
-from echo_explore.comm.coefficients import CommCoefficients
+from echo_explore.comm.coefficients import DEFAULT, CommCoefficients
 from echo_explore.comm.libraries import BASE, library
 from echo_explore.comm.paths import ClusterLinks, Floats, cluster_links
 from echo_explore.core import SpecError
@@ -23,6 +23,8 @@ _KINDS = {
     "reduce_scatter": Collective.REDUCE_SCATTER,
     "alltoall": Collective.ALL_TO_ALL,
     "send_recv": Collective.SEND,
+    "broadcast": Collective.BROADCAST,
+    "reduce": Collective.REDUCE,
 }
 _NARROW = ("int8", "uint8", "fp8", "f8e4m3", "f8e5m2")
 _BANDS_BYTES = (65536.0, 1048576.0, 16777216.0, 268435456.0)
@@ -95,14 +97,21 @@ def calibrate_links(
     fitted, text = links, "schema = 1\n\n[comm]\nschema = 2\n"
     if inside:
         key = f"{cluster.node.link}-{cluster.device.calibration}"
-        own = fit_scale_up([(s, able) for s in inside], fitted, num_starts=num_starts)
+        informed = links.scale_up.key != DEFAULT
+        own = fit_scale_up([(s, able) for s in inside], fitted, num_starts=num_starts, informed=informed)
         fitted = replace(fitted, scale_up=own)
         own = replace(own, key=key, sigma_log=_spread(inside, fitted, able))
         fitted = replace(fitted, scale_up=own)
         text += scale_up_table(own, f"{source} on {cluster.name}, {_count(inside)} rows", prefix="comm.")
     if across:
         key = f"{cluster.fabric.kind}-{cluster.device.architecture}"
-        found = fit_network([(s, able) for s in across], fitted, num_starts=num_starts, hold_tree=True)
+        found = fit_network(
+            [(s, able) for s in across],
+            fitted,
+            num_starts=num_starts,
+            hold_tree=True,
+            informed=links.network.key != DEFAULT,
+        )
         fitted = replace(fitted, network=found.network)
         sigma = _spread(across, fitted, able)
         kinds = {s.kind for s in across}

@@ -27,10 +27,10 @@ SWITCH_DTYPES: Final = frozenset(
 """Types that the switch reduces [NCCL 2.27 src/include/device.h, ncclNvlsSupported, 2025]; unknown is taken as one."""
 _SWITCH_RANKS = 3
 """Ranks in a node from which NCCL uses the switch's reduction; two exchange directly [NCCL 2.27 nvls.cc, 2025]."""
-_WORST_CHOICE = 3.5
-"""A choice is never worse than this against the best, so that weights fitted to few nodes do not choose badly for many.
-Measured curves jump by up to 2.2 (all-to-all on GB200, openxla tables, 2026-11); options that a fit never saw chosen
-may be believed faster than they are, hence the margin."""
+_WORST_CHOICE = 2.3
+"""Between nodes a choice is never worse than this against the best: weights fitted to few nodes must not choose badly for
+many. Inside a domain the fits saw what there is.
+Measured curves jump by up to 2.2 (all-to-all on GB200, openxla tables, 2026-11)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,8 @@ class Choice:
     options: tuple[Option, ...]
 
 
-def choose(options: Sequence[Option], forced: ForcedChoice) -> Choice:
-    """The option with the least believed time among those that are left.
+def choose(options: Sequence[Option], forced: ForcedChoice, crosses: npt.NDArray[np.bool_]) -> Choice:
+    """The option with the least believed time among those that are left; `crosses`: which groups span nodes.
 
     Raises:
         SpecError: what is forced does not exist for one of these collectives.
@@ -138,7 +138,7 @@ def choose(options: Sequence[Option], forced: ForcedChoice) -> Choice:
     times = np.array([o.time.time_s for o in left])
     judged = np.array([o.time.time_s if o.even_s is None else o.even_s for o in left])
     least = np.where(np.isfinite(believed), judged, np.inf).min(axis=0)
-    index = np.where(judged > _WORST_CHOICE * least, np.inf, believed).argmin(axis=0)
+    index = np.where(crosses & (judged > _WORST_CHOICE * least), np.inf, believed).argmin(axis=0)
     return Choice(time_s=times[index, np.arange(len(index))], index=index, options=tuple(left))
 
 

@@ -211,7 +211,10 @@ def _one_shot(read: TableReader) -> OneShotCosts:
         eager_s=read.seconds("eager"),
         eager_rank_s=read.seconds("eager_rank"),
         eager_copy_efficiency=read.number("eager_copy_efficiency", most=_ANY),
-        fallback_bytes=read.bytes("fallback"),
+        own_bytes=read.byte_triple("own"),
+        switch_bytes=read.byte_triple("switch"),
+        switch_launch_s=read.seconds("switch_launch"),
+        switch_efficiency=read.number("switch_efficiency", most=1.0),
         most_ranks=int(read.number("most_ranks", most=_ANY)),
         sigma_log=read.number("sigma_log", most=3.0),
     )

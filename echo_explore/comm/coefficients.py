@@ -164,7 +164,7 @@ class NetworkCoefficients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneShotCosts:
-    """A framework's own all-reduce kernels on one fabric; pairs by (one-shot, two-shot).
+    """A framework's own all-reduce kernels on one fabric; pairs by (one-shot, two-shot), triples by 2, 4, 8 ranks.
 
     Attributes:
         launch_s: kernel and barrier for 2 ranks.
@@ -173,7 +173,10 @@ class OneShotCosts:
         eager_s: least time, for 2 ranks, of a call that is not replayed from a CUDA graph.
         eager_rank_s: what each further rank adds to it.
         eager_copy_efficiency: rate over the link bandwidth at which such a call copies its input to a shared buffer.
-        fallback_bytes: above this size the framework calls NCCL.
+        own_bytes: up to this size the two kernels run.
+        switch_bytes: beyond it, up to this size, one that reduces in the scale-up switch; above, NCCL.
+        switch_launch_s: of that kernel.
+        switch_efficiency: message bytes a second over the link bandwidth.
         most_ranks: above this number too (2 where only PCIe joins the GPUs).
         sigma_log: standard deviation of the log of measured over modelled time.
     """
@@ -184,7 +187,10 @@ class OneShotCosts:
     eager_s: float
     eager_rank_s: float
     eager_copy_efficiency: float
-    fallback_bytes: float
+    own_bytes: Triple
+    switch_bytes: Triple = (0.0, 0.0, 0.0)
+    switch_launch_s: float = 12e-6
+    switch_efficiency: float = 0.4
     most_ranks: int
     sigma_log: float
 

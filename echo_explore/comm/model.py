@@ -110,7 +110,7 @@ class HierarchicalModel:
     def choice_of(self, kind: Collective, batch: Batch, links: ClusterLinks) -> Choice:
         """What runs for each collective of a batch, and its time."""
         able = library(self.library)
-        return choose(options_of(kind, batch, links, able.able), self.forced)
+        return choose(options_of(kind, batch, links, able.able), self.forced, batch.groups.crosses)
 
     def plan(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectivePlan:
         """Algorithm, protocol, channels (SMs), chunks and slices of one collective."""

@@ -69,6 +69,11 @@ class TableReader:
         first, second = (parse_quantity(v, unit="bytes", field=field) for v in self._list(key, 2))
         return first, second
 
+    def byte_triple(self, key: str) -> tuple[float, float, float]:
+        """Three sizes, each 0 or more."""
+        a, b, c = (parse_quantity(v, unit="bytes", field=f"{self._where}.{key}") for v in self._list(key, 3))
+        return a, b, c
+
     def shares(self, key: str) -> dict[int, float]:
         """Shares from 0 to 1 by number of ranks; none where the key is missing."""
         table = self._table.get(key, {})

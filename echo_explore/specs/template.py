@@ -48,13 +48,20 @@ in_network_reduction = true      # NVLink SHARP: NCCL_DEBUG=INFO prints "NVLS mu
 nics = 8                         # cards for training traffic; nvidia-smi topo -m lists them
 nic_bandwidth = "400 Gbit/s"     # of one card; ibstat or ethtool
 pcie_bandwidth = "63 GB/s"       # of one GPU; PCIe 5.0 x16: 63, 4.0: 31.5, 3.0: 15.75 GB/s
+# gpus_per_pcie_switch = 4       # GPUs that share a PCIe switch and its uplink; default: those of one card
+# nic_place = "root"             # cards lie at the root complex, behind the uplinks; default: under the switches
 
 [fabric]                         # between hosts
 kind = "infiniband"              # infiniband, roce, ethernet, efa, none
-topology = "rail-optimised"      # rail-optimised (card i of every host on leaf i), fat-tree, single-switch, none
+# rail-optimised (card i of every host on leaf i), fat-tree, single-switch, dragonfly, torus, mesh, bigraph, none
+topology = "rail-optimised"
 latency = "2.7 us"               # keep, or fit to small messages of sendrecv_perf between two hosts
 oversubscription = 1.0           # host bandwidth over bandwidth above the leaves; 1 is non-blocking
 nodes_per_leaf = 32              # hosts under one leaf switch (or group of rails)
+# hop_latency = "0.3 us"         # of each further cable between switches; default: counted in latency
+# leaves_per_pod = 16            # leaves (a dragonfly's routers) in a pod under core switches; default: no cores
+# core_oversubscription = 2.0    # bandwidth below over bandwidth above a pod's spines
+# dims = [8, 8]                  # of a torus or mesh: hosts along each dimension
 in_network_reduction = false     # SHARP in the switches, and used: NCCL_COLLNET_ENABLE=1
 
 # [price]                        # optional: for searches that minimise cost

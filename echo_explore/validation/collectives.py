@@ -14,7 +14,7 @@ import numpy as np
 
 from echo_explore.comm.choice import ForcedChoice
 from echo_explore.comm.coefficients import CommCoefficients, ToolConstants
-from echo_explore.comm.custom import FRAMEWORKS, custom_all_reduce_s, custom_costs
+from echo_explore.comm.custom import custom_all_reduce_s, custom_costs, framework_of
 from echo_explore.comm.libraries import BASE, library
 from echo_explore.comm.model import HierarchicalModel, make_batch
 from echo_explore.comm.paths import ClusterLinks
@@ -113,7 +113,7 @@ def _times_us(key: tuple[str, ...], rows: Sequence[Mapping[str, str]], model: Hi
         raise SpecError("collective", collective, f"must be one of {', '.join(COLLECTIVES)}", "correct the row")
     size, ranks, nodes = (np.array([float(row[name]) for row in rows]) for name in ("size_bytes", "num_gpus", "nodes"))
     if algo.startswith("custom"):
-        return [1e6 * t for t in _custom_s(fabric, algo, ranks, size, model).tolist()]
+        return [1e6 * t for t in _custom_s(fabric, algo, lib, ranks, size, model).tolist()]
     links = links_of_fabric(fabric, model.coefficients)
     per_node = ranks_per_node(ranks, nodes, links.domain_gpus, spans=links.domain_hosts > 1)
     batch = make_batch(links, size, ranks, per_node, np.ones_like(size), dtype=DTYPES.get(dtype, DType.NONE))
@@ -158,11 +158,10 @@ def tool_constants(coefficients: CommCoefficients, tool: str, gpu: str, collecti
 
 
 def _custom_s(
-    fabric: MeasuredFabric, algo: str, ranks: np.ndarray, size: np.ndarray, model: HierarchicalModel
+    fabric: MeasuredFabric, algo: str, lib: str, ranks: np.ndarray, size: np.ndarray, model: HierarchicalModel
 ) -> np.ndarray:
-    words, coefficients = algo.lower(), model.coefficients
-    framework = next((name for name in FRAMEWORKS if name in words), algo)
-    costs = custom_costs(coefficients.custom, framework, fabric.scale_up)
+    coefficients = model.coefficients
+    costs = custom_costs(coefficients.custom, framework_of(algo, lib) or algo, fabric.scale_up)
     links = links_of_fabric(fabric, coefficients)
     return custom_all_reduce_s(
         ranks,
@@ -170,7 +169,7 @@ def _custom_s(
         nccl_s(ranks, size, links, model),
         link_bytes_per_s=links.scale_up_bytes_per_s,
         costs=costs,
-        eager=np.full(len(size), "eager" in words),
+        eager=np.full(len(size), "eager" in algo.lower()),
     )
 
 

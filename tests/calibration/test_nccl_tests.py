@@ -52,6 +52,33 @@ def test_logs_of_other_machines_are_refused(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, per_host=16))
     with pytest.raises(SpecError, match="16 ranks on 1 hosts, but h100-ndr has 8 GPUs a host"):
         calibrate_links(rows, H100, shipped_coefficients())
-    rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, test="broadcast_perf"))
+    rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, per_host=1))
     with pytest.raises(SpecError, match="none is of all_reduce"):
         calibrate_links(rows, H100, shipped_coefficients())
+
+
+@pytest.mark.parametrize(
+    ("test", "kind"), [("broadcast_perf", Collective.BROADCAST), ("reduce_perf", Collective.REDUCE)]
+)
+def test_chains_are_fitted_too(test: str, kind: Collective, tmp_path: Path) -> None:
+    def slower(size: float) -> float:
+        return 30.0 + size / 120e9 * 1e6
+
+    rows = rows_of(tmp_path, log_text(slower, test=test))
+    found = calibrate_links(rows, H100, shipped_coefficients(), num_starts=1)
+    assert found.num_skipped == 0
+    path = tmp_path / "mine.toml"
+    path.write_text(found.text)
+    request = CollectiveRequest(collective=kind, message_bytes=2**30, group=GroupShape(num_ranks=8, ranks_per_node=8))
+    time_s = HierarchicalModel.from_file(path).collective_time(request, H100).time_s
+    assert time_s == pytest.approx(slower(2**30) * 1e-6, rel=0.1)
+
+
+def test_rccl_logs_calibrate_amd_hosts(tmp_path: Path) -> None:
+    cluster = load_cluster("mi300x-roce")
+    text = log_text(lambda s: 40.0 + s / 170e9 * 1e6).replace(" Group  0", "")
+    found = calibrate_links(
+        rows_of(tmp_path, text), cluster, shipped_coefficients(), num_starts=1, library_name="rccl", source="rccl-tests"
+    )
+    assert f"[comm.scale_up.{cluster.node.link}-{cluster.device.calibration}]" in found.text
+    assert np.mean([size.error for size in found.sizes]) < 0.1
