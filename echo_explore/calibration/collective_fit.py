@@ -171,8 +171,8 @@ def fit_scale_up(
     """The coefficients of a fabric with those of the measured kinds fitted.
 
     Rings of all-reduce, all-gather and reduce-scatter run the same protocols over the same links: unless the start is
-    informed, they are first fitted together, then each near what they have in common; kinds that were not measured
-    stay there.
+    informed, they are first fitted together, then all-gather and reduce-scatter each near what all have in common, or
+    left there if not measured. All-reduce has the most data, and the switch beside it: it is held weakly.
 
     Args:
         samples: inside one domain, with what the library can run.
@@ -184,10 +184,10 @@ def fit_scale_up(
     rings = [(s, able) for s, able in samples if _COSTS[s.kind] in _RINGS]
     if rings and not informed:
         common = _fit_common(rings, links, num_starts)
-        own = replace(own, all_reduce=common, all_gather=common, reduce_scatter=common)
+        own = replace(own, all_gather=common, reduce_scatter=common)
     for name in sorted({_COSTS[s.kind] for s, _ in samples}):
         part = [(s, able) for s, able in samples if _COSTS[s.kind] == name]
-        prior = INFORMED_PRIOR if informed or name in _RINGS else _PRIOR
+        prior = INFORMED_PRIOR if name in ("all_gather", "reduce_scatter") else _PRIOR
         own = _fit_costs(name, part, replace(links, scale_up=own), num_starts, prior)
     return own
 
