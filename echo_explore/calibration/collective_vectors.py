@@ -26,8 +26,8 @@ _MOST_EFFICIENCY = 0.92
 _TUNER_SCALE = 0.4
 """Scale on which the tuner's weights are held near 1."""
 _NETWORK_TUNER_SCALE = 0.2
-"""The same for networks, of which few numbers of nodes are measured: at 0.4 two nodes, left out of the fit, are missed by
-70 %, at 0.2 by 13 % (A100 over InfiniBand, 2026-12-01)."""
+"""The same for networks, of which few numbers of nodes are measured: at 0.4 two nodes, left out of the fit, are missed
+by 70 %, at 0.2 by 13 % (A100 over InfiniBand, 2026-12-01)."""
 _SWITCH_SCALE = 0.3
 """The same for the switch: its rate is known well enough beforehand that starts need not stray far."""
 
