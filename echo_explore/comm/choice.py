@@ -29,7 +29,8 @@ _SWITCH_RANKS = 3
 """Ranks in a node from which NCCL uses the switch's reduction; two exchange directly [NCCL 2.27 nvls.cc, 2025]."""
 _WORST_CHOICE = 2.3
 """Between nodes a choice is never worse than this against the best: weights fitted to few nodes must not choose badly
-for many. Inside a domain the fits saw what there is. Measured curves jump by up to 2.2 (all-to-all on GB200, openxla tables, 2026-11)."""
+for many. Inside a domain the fits saw what there is. Measured curves jump by up to 2.2 (all-to-all on GB200, openxla
+tables, 2026-11)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
