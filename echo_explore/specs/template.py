@@ -53,8 +53,7 @@ pcie_bandwidth = "63 GB/s"       # of one GPU; PCIe 5.0 x16: 63, 4.0: 31.5, 3.0:
 
 [fabric]                         # between hosts
 kind = "infiniband"              # infiniband, roce, ethernet, efa, none
-# rail-optimised (card i of every host on leaf i), fat-tree, single-switch, dragonfly, torus, mesh, bigraph, none
-topology = "rail-optimised"
+topology = "rail-optimised"      # rail-optimised, fat-tree, single-switch, dragonfly, torus, mesh, bigraph, none: docs/topology.md
 latency = "2.7 us"               # keep, or fit to small messages of sendrecv_perf between two hosts
 oversubscription = 1.0           # host bandwidth over bandwidth above the leaves; 1 is non-blocking
 nodes_per_leaf = 32              # hosts under one leaf switch (or group of rails)
