@@ -53,7 +53,7 @@ pcie_bandwidth = "63 GB/s"       # of one GPU; PCIe 5.0 x16: 63, 4.0: 31.5, 3.0:
 
 [fabric]                         # between hosts
 kind = "infiniband"              # infiniband, roce, ethernet, efa, none
-topology = "rail-optimised"      # rail-optimised, fat-tree, single-switch, dragonfly, torus, mesh, bigraph, none: docs/topology.md
+topology = "rail-optimised"      # rail-optimised, fat-tree, single-switch, dragonfly, torus, mesh, bigraph, none
 latency = "2.7 us"               # keep, or fit to small messages of sendrecv_perf between two hosts
 oversubscription = 1.0           # host bandwidth over bandwidth above the leaves; 1 is non-blocking
 nodes_per_leaf = 32              # hosts under one leaf switch (or group of rails)
