@@ -184,16 +184,20 @@ class Fit:
                 half = self.gemm[key]["bf16"][0]
                 ratio = half.sustained_rate_fraction / half.isolated_rate_fraction
                 isolated = max(fitted.rates.values())
+                sustained, how = isolated * ratio, "sustained over isolated as bf16"
+                if key == "h200-sxm-141gb":  # as in `half_precision`
+                    sustained = min(sustained, self.gemm["h100-sxm5-80gb"][precision][0].sustained_rate_fraction)
+                    how = "sustained rate of H100, the same GPU at the same 700 W"
                 coefficients = replace(
                     fitted.coefficients,
                     isolated_rate_fraction=isolated,
-                    sustained_rate_fraction=isolated * ratio,
+                    sustained_rate_fraction=sustained,
                     sigma_log=float(np.hypot(fitted.coefficients.sigma_log, 0.1 - 0.5 * np.log(ratio))),
                 )
                 floor_s, passes = fitted.quantise
                 comment = (
                     f"{fitted.num_rows} rows of {gpu}, less casts: {floor_s * 1e6:.1f} us, {passes:.1f} passes of A; "
-                    f"sustained over isolated as bf16; held back: mean error {fitted.held['mean']:.1%}"
+                    f"{how}; held back: mean error {fitted.held['mean']:.1%}"
                 )
                 self.gemm[key][precision] = coefficients, comment
 

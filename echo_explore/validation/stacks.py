@@ -55,6 +55,7 @@ STACK_RULES = (
     ),
     StackRule(framework=r"megatron-bridge", stack="megatron-bridge"),
     StackRule(framework=r"nanotron", stack="nanotron"),
+    StackRule(framework=r"", version=r"^MLPerf Training v5", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron-2025"),
     StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron"),
     StackRule(framework=r"nemo", stack="nemo-megatron"),
     StackRule(

@@ -37,7 +37,15 @@ MODELS = (
     *("mixtral-8x7b", "mixtral-8x22b", "deepseek-v3", "qwen3-30b-a3b", "qwen3-235b-a22b"),
 )
 STACKS = (
-    *("megatron-core", "megatron-2022", "megatron-deepspeed", "aleph-scaling", "nemo-megatron", "megatron-bridge"),
+    *(
+        "megatron-core",
+        "megatron-2022",
+        "megatron-deepspeed",
+        "aleph-scaling",
+        "nemo-megatron",
+        "nemo-megatron-2025",
+        "megatron-bridge",
+    ),
     "megatron-bridge-graphs",
     "nanotron",
     *("torchtitan-fsdp2", "torchtitan-eager", "fms-fsdp", "llm-foundry-fsdp", "llm-foundry-fsdp-hopper", "torch-ddp"),

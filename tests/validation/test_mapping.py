@@ -51,6 +51,7 @@ def test_a_plain_run() -> None:
         ({"framework": "nanotron"}, "nanotron"),
         ({"framework": "aleph-alpha scaling (megatron-like)"}, "aleph-scaling"),
         ({"framework": "NGC PyTorch 24.09", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
+        ({"framework": "NGC PyTorch 25.04", "framework_version_or_date": "MLPerf Training v5.0"}, "nemo-megatron-2025"),
     ],
 )
 def test_stack_by_framework_and_date(cells: dict[str, str], stack: str) -> None:
