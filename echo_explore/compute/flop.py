@@ -24,6 +24,7 @@ from typing import Literal
 
 from echo_explore.specs import Candidate, ModelSpec
 from echo_explore.specs.model import WINDOWED, feed_forward_kind
+from echo_explore.specs.recompute import modules_of
 
 LayerKind = Literal["dense", "moe"]
 BACKWARD_OVER_FORWARD = 2.0
@@ -100,6 +101,47 @@ def layer_forward_flop(
         + attention_projection_flop(model, num_tokens=num_tokens)
         + feed_forward_flop(model, kind=kind, num_tokens=num_tokens)
     )
+
+
+def recomputed_flop(
+    model: ModelSpec,
+    *,
+    kind: LayerKind,
+    recompute: str,
+    sequence_length: int,
+    num_tokens: int,
+    attended_fraction: float = 1.0,
+) -> float:
+    """FLOP of what one layer runs again in its backward; norms and activations count 0, as everywhere here.
+
+    Args:
+        model: the dimensions.
+        kind: of the layer.
+        recompute: in the normal form of `specs.recompute`.
+        sequence_length: tokens of a sequence.
+        num_tokens: that pass through the layer.
+        attended_fraction: share of the attention square that is computed.
+    """
+    core = attention_core_flop(
+        model, sequence_length=sequence_length, num_tokens=num_tokens, attended_fraction=attended_fraction
+    )
+    if recompute == "full":
+        projections = attention_projection_flop(model, num_tokens=num_tokens)
+        return core + projections + feed_forward_flop(model, kind=kind, num_tokens=num_tokens)
+    modules, total = modules_of(recompute), 0.0
+    if "core_attn" in modules:
+        total += core
+    if "mla_up_proj" in modules and model.mla is not None:
+        mla, heads = model.mla, model.num_attention_heads
+        queries = (mla.q_lora_rank or model.hidden_size) * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+        keys = mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim)
+        total += 2.0 * num_tokens * heads * (queries + keys)
+    if ("mlp" if kind == "dense" else "moe") in modules:
+        total += feed_forward_flop(model, kind=kind, num_tokens=num_tokens)
+    if "shared_experts" in modules and kind == "moe" and model.moe is not None:
+        matrices = 3 if model.activation in GATED else 2
+        total += 2.0 * num_tokens * matrices * model.hidden_size * model.moe.shared_ffn_hidden_size
+    return total
 
 
 def logits_forward_flop(model: ModelSpec, *, num_tokens: int, padded_vocab_size: int) -> float:
@@ -187,7 +229,7 @@ def executed_flop(
     *,
     sequence_length: int,
     num_sequences: int,
-    recompute: Literal["none", "selective", "full"],
+    recompute: str,
     attention: Literal["flash", "unfused"],
     padded_vocab_size: int | None = None,
 ) -> float:
@@ -197,7 +239,7 @@ def executed_flop(
         model: the dimensions.
         sequence_length: tokens of a sequence.
         num_sequences: sequences of the step.
-        recompute: `full` runs every layer forward once more, `selective` the attention core of every layer.
+        recompute: in the normal form of `specs.recompute`; `full` runs every layer forward once more.
         attention: a causal `flash` kernel executes half of the square, `unfused` products all of it.
         padded_vocab_size: rows of the output projection; default the padding at tensor_parallel = 1.
     """
@@ -212,8 +254,19 @@ def executed_flop(
     )
     if recompute == "full":
         total += _layers_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked)
-    elif recompute == "selective":
-        total += _cores_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked)
+    else:
+        total += sum(
+            count
+            * recomputed_flop(
+                model,
+                kind=feed_forward_kind(kind),
+                recompute=recompute,
+                sequence_length=sequence_length,
+                num_tokens=num_tokens,
+                attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
+            )
+            for kind, count in _kinds(model).items()
+        )
     return total
 
 

@@ -4,6 +4,7 @@ from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 from echo_explore.search.space import ResolvedSpace
 from echo_explore.specs.placement import DEFAULT_ORDER
+from echo_explore.specs.recompute import modules_of
 
 
 def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
@@ -30,8 +31,8 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
         arguments.append("--use-tp-pp-dp-mapping")
     elif point.placement != DEFAULT_ORDER:
         arguments.append(f"# placement {point.placement}: initialize_model_parallel(order=...), no argument says it")
-    if point.recompute == "selective":
-        arguments.append("--recompute-activations")
+    if modules := modules_of(point.recompute):
+        arguments.append(f"--recompute-granularity selective --recompute-modules {' '.join(modules)}")
     if point.recompute == "full":
         arguments.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
     return arguments

@@ -5,10 +5,7 @@ from typing import Any, Self
 
 from echo_explore.core.hashing import content_hash
 from echo_explore.specs.placement import DEFAULT_ORDER, placement_number
-from echo_explore.specs.recipe import Recompute
-
-RECOMPUTE_ORDER: tuple[Recompute, ...] = ("none", "selective", "full")
-"""From the least to the most recomputation: the order of this axis."""
+from echo_explore.specs.recompute import recompute_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +14,7 @@ class SearchPoint:
 
     Attributes:
         num_gpus: GPUs of the job.
+        recompute: in the normal form of `specs.recompute`.
         sequence_parallel: false where tensor_parallel is 1 (it changes nothing there).
         placement: as `parse_placement` takes it; of several that place all groups alike the first of the space.
     """
@@ -28,7 +26,7 @@ class SearchPoint:
     context_parallel: int = 1
     expert_parallel: int = 1
     micro_batch_size: int = 1
-    recompute: Recompute = "none"
+    recompute: str = "none"
     sequence_parallel: bool = False
     placement: str = DEFAULT_ORDER
 
@@ -42,7 +40,7 @@ class SearchPoint:
         """A total order of points, used wherever ties must be broken the same way everywhere."""
         degrees = (self.num_gpus, self.tensor_parallel, self.pipeline_parallel, self.virtual_pipeline)
         rest = (self.context_parallel, self.expert_parallel, self.micro_batch_size)
-        last = (RECOMPUTE_ORDER.index(self.recompute), int(self.sequence_parallel), placement_number(self.placement))
+        last = (recompute_number(self.recompute), int(self.sequence_parallel), placement_number(self.placement))
         return (*degrees, *rest, *last)
 
     @property

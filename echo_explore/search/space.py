@@ -12,7 +12,7 @@ from itertools import product
 
 from echo_explore.core import PlacementError, SpecError, content_hash, nearest
 from echo_explore.core.expressions import Expression, Number, parse_expression
-from echo_explore.search.point import RECOMPUTE_ORDER, SearchPoint
+from echo_explore.search.point import SearchPoint
 from echo_explore.specs import (
     Candidate,
     ClusterSpec,
@@ -33,7 +33,7 @@ from echo_explore.specs import (
 )
 from echo_explore.specs.base import validate
 from echo_explore.specs.placement import order_that_matters, placement_number
-from echo_explore.specs.recipe import Recompute
+from echo_explore.specs.recompute import KINDS, normal_recompute, recompute_number
 
 OBJECTIVES = ("step_time_s", "cost_usd", "energy_j")
 """What can be minimised: seconds, US dollars and joules of one step."""
@@ -51,7 +51,7 @@ class Axes:
     context_parallel: tuple[int, ...]
     expert_parallel: tuple[int, ...]
     micro_batch_size: tuple[int, ...]
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[str, ...]
     sequence_parallel: tuple[bool, ...]
     placement: tuple[str, ...]
 
@@ -154,7 +154,7 @@ def rule_names(resolved: ResolvedSpace, point: SearchPoint) -> dict[str, Number]
     """What a rule may name, with the values that the point gives them."""
     recipe, model, cluster = resolved.space.recipe, resolved.model, resolved.cluster
     numbers: dict[str, Number] = {k: v for k, v in point.params().items() if isinstance(v, int)}
-    numbers |= {f"recompute_{name}": point.recompute == name for name in RECOMPUTE_ORDER}
+    numbers |= {f"recompute_{name}": point.recompute.split(":")[0] == name for name in KINDS}
     unit = point.micro_batch_size * point.data_parallel
     return numbers | {
         "data_parallel": point.data_parallel,
@@ -195,7 +195,7 @@ def _make_layout(tensor: int, pipeline: int, virtual: int, context: int, expert:
     return validate(ParallelConfig, degrees, where="layout.")
 
 
-def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: Recompute) -> TrainingRecipe:
+def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: str) -> TrainingRecipe:
     fixed = resolved.space.recipe
     return TrainingRecipe(
         global_batch_size=fixed.global_batch_size,
@@ -311,7 +311,7 @@ def _axes(resolved: ResolvedSpace) -> Axes:
         context_parallel=tuple(sorted(search.context_parallel)),
         expert_parallel=tuple(sorted(search.expert_parallel)),
         micro_batch_size=tuple(sorted(search.micro_batch_size)),
-        recompute=tuple(name for name in RECOMPUTE_ORDER if name in search.recompute),
+        recompute=tuple(sorted({normal_recompute(name) for name in search.recompute}, key=recompute_number)),
         sequence_parallel=tuple(sorted(search.sequence_parallel)),
         placement=tuple(sorted(search.placement, key=placement_number)),
     )
@@ -337,6 +337,6 @@ def _objectives(resolved: ResolvedSpace) -> tuple[str, ...]:
 
 def describe_axes(
     axes: Axes,
-) -> Mapping[str, tuple[int, ...] | tuple[bool, ...] | tuple[str, ...] | tuple[Recompute, ...]]:
+) -> Mapping[str, tuple[int, ...] | tuple[bool, ...] | tuple[str, ...]]:
     """Name to choices of every axis, in the order of `SearchPoint`."""
     return {name: getattr(axes, name) for name in Axes.__dataclass_fields__}

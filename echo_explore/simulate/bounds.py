@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from echo_explore.compute.flop import attention_core_flop, layer_forward_flop, logits_forward_flop, masked_fraction
+from echo_explore.compute.flop import layer_forward_flop, logits_forward_flop, masked_fraction, recomputed_flop
 from echo_explore.memory import memory_lower_bound
 from echo_explore.specs import Candidate
 from echo_explore.specs.model import feed_forward_kind
@@ -90,16 +90,14 @@ def _layer_flop(candidate: Candidate, kind: str) -> float:
         num_tokens=_tokens(candidate),
         attended_fraction=fraction,
     )
-    again = 0.0
-    if recipe.recompute == "full":
-        again = forward
-    elif recipe.recompute == "selective":
-        again = attention_core_flop(
-            model,
-            sequence_length=recipe.sequence_length,
-            num_tokens=_tokens(candidate),
-            attended_fraction=fraction,
-        )
+    again = recomputed_flop(
+        model,
+        kind=feed_forward_kind(kind),
+        recompute=recipe.recompute,
+        sequence_length=recipe.sequence_length,
+        num_tokens=_tokens(candidate),
+        attended_fraction=fraction,
+    )
     # An expert whose capacity is below its fair share does less; so then may the whole layer.
     taken = min(1.0, recipe.expert_capacity_factor or 1.0) if feed_forward_kind(kind) == "moe" else 1.0
     return (forward * _PASSES + again) * _share(candidate) * taken

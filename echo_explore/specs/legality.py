@@ -5,6 +5,7 @@ from echo_explore.specs.expert_legality import check_experts
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.recipe import TrainingRecipe
+from echo_explore.specs.recompute import check_recompute
 from echo_explore.specs.schedules import build_schedule, resolved_schedule
 
 
@@ -43,6 +44,7 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
             f"use at most {model.max_sequence_length}",
         )
     check_experts(model, layout, recipe)
+    check_recompute(model, recipe.recompute, overlap_shared_experts=bool(recipe.overlap_shared_experts))
     _check_batch(layout, recipe)
 
 

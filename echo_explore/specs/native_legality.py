@@ -4,6 +4,7 @@ from echo_explore.core import PlacementError, SpecError
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.recompute import names_modules
 from echo_explore.specs.sharding import shard_ranks
 
 
@@ -64,6 +65,9 @@ def check_native(
         raise PlacementError(
             "layout.tp", layout.tensor_parallel, "learned positions are not split by DTensor plans", "use tp=1"
         )
+    if names_modules(recipe.recompute):
+        rule = f"{stack.framework} has no modules to recompute by name"
+        raise SpecError("recompute", recipe.recompute, rule, "use none, selective or full")
     if stack.framework == "ddp" and recipe.recompute == "selective":
         raise SpecError("recompute", "selective", "is traced for fsdp2 only", "use none or full")
     for name, value in (("model.moe", model.moe), ("model.mla", model.mla)):

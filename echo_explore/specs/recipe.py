@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel, StringTuple
+from echo_explore.specs.recompute import Recompute
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
-Recompute = Literal["none", "selective", "full"]
 Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "norm", "fused"]
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]

@@ -1,13 +1,14 @@
 """What a search looks at: the TOML of `search_spaces/`."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from echo_explore.core import SpecError
 from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
 from echo_explore.specs.placement import DEFAULT_ORDER, parse_placement
-from echo_explore.specs.recipe import Attention, ContextExchange, Fusion, Recompute, TrainPrecision
+from echo_explore.specs.recipe import Attention, ContextExchange, Fusion, TrainPrecision
+from echo_explore.specs.recompute import normal_recompute
 
 
 def _sizes(value: Any) -> Any:
@@ -85,8 +86,8 @@ class SearchAxes(StrictModel):
                     raise SpecError(f"search.{axis}", choice, "must be 1 or more", "give positive whole numbers")
                 if axis == "placement":
                     parse_placement(str(choice))
-                if axis == "recompute" and choice not in get_args(Recompute):
-                    raise SpecError(f"search.{axis}", choice, "is not a kind", f"use {', '.join(get_args(Recompute))}")
+                if axis == "recompute":
+                    normal_recompute(str(choice), field=f"search.{axis}")
         return self
 
 

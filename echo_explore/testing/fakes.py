@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from echo_explore.core import SpecError
-from echo_explore.search.point import RECOMPUTE_ORDER, SearchPoint
+from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import Bounds, Outcome
 from echo_explore.search.space import ResolvedSpace
+from echo_explore.specs.recompute import KINDS
 from echo_explore.tracing.request import TraceRequest, request_of
 
 _RECOMPUTE_TIME = {"none": 1.0, "selective": 1.03, "full": 1.33}
@@ -206,11 +207,11 @@ class FakeFactory:
 
     def shared(self) -> object:
         """Something that stands for the models."""
-        return tuple(RECOMPUTE_ORDER)
+        return KINDS
 
     def build(self, shared: object) -> FakeEvaluator:
         """The fake evaluator."""
-        assert shared == tuple(RECOMPUTE_ORDER)
+        assert shared == KINDS
         return FakeEvaluator(
             space=self.space, faults=self.faults, cache=self.cache, cache_by_process=self.cache_by_process
         )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from echo_explore.core import TraceError
-from echo_explore.tracing import expert_ops, fused_dispatch, fused_ops, latent_attention, router_ops
+from echo_explore.tracing import expert_ops, fused_dispatch, fused_ops, latent_attention, recomputation, router_ops
 from echo_explore.tracing.recorder import Recorder
 
 MEGATRON_VERSION = "0.16.1"
@@ -194,6 +194,7 @@ def after_import() -> None:
     rope_utils.fused_apply_rotary_pos_emb = lambda tensor, angles, interleaved=False: rope(tensor, angles)
     _experts()
     latent_attention.install()
+    recomputation.install(recorders)
     # Random states are kept on the host and launch nothing.
     random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
     random._get_all_rng_states = lambda: ()

@@ -5,11 +5,14 @@ quantised once, in both orientations, weights once a step; under sequence parall
 results, attention, norms and the output layer stay in bf16.
 """
 
+import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from echo_explore.graph import DType, OpClass, OpKind, OpRow, Phase
+from echo_explore.specs.recompute import modules_of
 from echo_explore.tracing.request import TraceRequest
 
 _LINEARS = (
@@ -43,14 +46,18 @@ class Quantiser:
     Attributes:
         format: the narrow format.
         saved_change_bytes: by layer, what its saved activations change by in one forward: inputs of linear layers are
-            kept in the narrow format; the attention output stays in bf16 for the attention and is kept again.
+            kept in the narrow format; the attention output stays in bf16 for the attention and is kept again; inputs
+            that are made anew in the backward are not kept at all.
         frozen: weights have no gradients: inputs are not kept, and are quantised in one orientation.
+        checkpoint_depth: above 0 while a part runs of which only the inputs are kept.
     """
 
     format: Format
     keeps_attention_output: bool
     frozen: bool = False
     saved_change_bytes: dict[int, float] = field(default_factory=dict)
+    checkpoint_depth: int = 0
+    _kept: dict[int, tuple[Any, int, float]] = field(default_factory=dict)
     _narrow: set[tuple[str, int, Phase, int]] = field(default_factory=set)
 
     def concerns(self, row: OpRow) -> bool:
@@ -70,12 +77,27 @@ class Quantiser:
             if place in self._narrow:  # by the gather or by the first product of this pass
                 return False
             self._narrow.add(place)
-        if row.phase is Phase.FORWARD and not self.frozen:
+        if row.phase is Phase.FORWARD and not self.frozen and self.checkpoint_depth == 0:
             twice = row.module.endswith("linear_proj") and self.keeps_attention_output
             twice |= row.module.endswith("linear_kv_down_proj")  # the projection of queries keeps the same input
             change = self.format.element_bytes - (0.0 if twice else _BF16_BYTES)
-            self.saved_change_bytes[row.layer] = self.saved_change_bytes.get(row.layer, 0.0) + change * array.numel()
+            self._change(row.layer, change * array.numel())
+            storage = array.untyped_storage()
+            self._kept[storage._cdata] = (weakref.ref(storage), row.layer, change * array.numel())
         return True
+
+    def _change(self, layer: int, size: float) -> None:
+        self.saved_change_bytes[layer] = self.saved_change_bytes.get(layer, 0.0) + size
+
+    def forget(self, array: torch.Tensor) -> None:
+        """`array` is freed in the forward and made anew in the backward: no narrow copy of it is kept either.
+
+        Transformer Engine 2, `save_original_input`: the linear layer behind it keeps a reference to `array` itself.
+        """
+        storage = array.untyped_storage()
+        reference, layer, size = self._kept.pop(storage._cdata, (None, -1, 0.0))
+        if reference is not None and reference() is storage:  # else of a storage that lay there before
+            self._change(layer, -size)
 
     def cast_row(self, row: OpRow, array: torch.Tensor) -> OpRow:
         """The kernel that quantises `array`, both ways where a weight gradient follows; `row` is empty yet."""
@@ -108,5 +130,6 @@ def quantiser_of(request: TraceRequest) -> Quantiser | None:
     if narrow is None:
         return None
     # A recomputed attention does not keep its result.
-    keeps = request.recompute == "none" and request.attention == "flash"
+    again = request.recompute == "full" or "core_attn" in modules_of(request.recompute)
+    keeps = not again and request.attention == "flash"
     return Quantiser(format=narrow, keeps_attention_output=keeps, frozen=request.lora_rank > 0)

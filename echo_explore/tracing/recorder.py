@@ -1,7 +1,7 @@
 """Records every kernel, collective and host sync of a program on fake tensors as rows of an execution graph."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -175,6 +175,46 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self._paused -= 1
+
+    @property
+    def home(self) -> Home:
+        """The innermost named module that runs."""
+        return self._stack[-1] if self._stack else self._outside
+
+    @contextmanager
+    def inside(self, home: Home) -> Iterator[None]:
+        """Run what belongs to `home` without being a module: a function that is recomputed."""
+        self._stack.append(home)
+        try:
+            yield
+            self.flush()
+        finally:
+            self._stack.pop()
+
+    @contextmanager
+    def checkpointed(self) -> Iterator[None]:
+        """Run what keeps nothing but its inputs, because it runs again in the backward."""
+        if self._quantiser is not None:
+            self._quantiser.checkpoint_depth += 1
+        try:
+            yield
+        finally:
+            if self._quantiser is not None:
+                self._quantiser.checkpoint_depth -= 1
+
+    def discard(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that the program freed the storages of tensors that it still holds."""
+        self.flush()
+        for tensor in tensors:
+            self.storages.discard(tensor)
+            if self._quantiser is not None:
+                self._quantiser.forget(tensor)
+
+    def restore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that the program allocated them again."""
+        self.flush()
+        for tensor in tensors:
+            self.storages.restore(tensor, len(self.rows))
 
     # -- dispatch -----------------------------------------------------------------------------------------------------
 

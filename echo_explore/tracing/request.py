@@ -6,7 +6,7 @@ from typing import Any
 from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, TRACER_VERSION
 from echo_explore.specs import Candidate, ModelSpec
-from echo_explore.specs.recipe import Attention, ContextExchange, ExpertDispatcher, Fusion, Recompute, TrainPrecision
+from echo_explore.specs.recipe import Attention, ContextExchange, ExpertDispatcher, Fusion, TrainPrecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,7 @@ class TraceRequest:
 
     Attributes:
         model: dimensions; name and number of layers do not enter the key (layer kinds do).
+        recompute: in the normal form of `specs.recompute`.
         dropout: whether dropout kernels run.
         keeps_gathered_inputs: as in StackProfile.
         lora_rank, lora_targets: as in TrainingRecipe; no targets where the rank is 0.
@@ -36,7 +37,7 @@ class TraceRequest:
     sequence_length: int
     precision: TrainPrecision
     attention: Attention
-    recompute: Recompute
+    recompute: str
     fusion: Fusion
     gradient_accumulation_fusion: bool
     dropout: bool

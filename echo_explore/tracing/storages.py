@@ -84,6 +84,21 @@ class StorageMap:
         self.note(row, before)
         return key
 
+    def discard(self, tensor: torch.Tensor) -> None:
+        """The storage of a tensor is freed, though the tensor is not."""
+        _, storage, _ = self._find(tensor, None)
+        self.live_bytes -= storage.counted_bytes
+        storage.counted_bytes = 0
+
+    def restore(self, tensor: torch.Tensor, row: int) -> None:
+        """Before `row` a discarded storage is allocated again."""
+        before = self.live_bytes
+        _, storage, _ = self._find(tensor, None)
+        if storage.born >= 0:
+            storage.counted_bytes = storage.nbytes
+            self.live_bytes += storage.nbytes
+            self.note(row, before)
+
     def note(self, row: int, before: int) -> None:
         """Note the live bytes as they are now, while `row` runs."""
         if not self.hold_peak:

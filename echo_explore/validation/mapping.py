@@ -11,6 +11,7 @@ from typing import Any
 from echo_explore.core import EchoError, SpecError
 from echo_explore.specs import Candidate, ModelSpec, ParallelConfig, StackProfile, TrainingRecipe, make_candidate
 from echo_explore.specs.base import validate
+from echo_explore.specs.recompute import MODULES, modules_of
 from echo_explore.tracing.request import request_of
 from echo_explore.tracing.request import unsupported as tracer_refuses
 from echo_explore.validation.clusters import cluster_of
@@ -72,7 +73,7 @@ def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
     if row.overlap.offload:
         return "activations moved to host memory are not represented yet"
     if recompute_of(row, stack) is None:
-        return f"recompute {row.recompute!r} is not represented yet: only core attention or whole layers"
+        return f"recompute {row.recompute!r} is not represented yet: only layers and Megatron's modules"
     if row.precision is None:
         return f"precision {row.values.get('precision', '')!r} is not known"
     return None
@@ -81,13 +82,14 @@ def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
 def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
     """What the run recomputes in words of a recipe; None where there are none.
 
-    `selective` means core attention in Megatron and, in plain PyTorch, all but attention and every second product,
-    which torchtitan calls selective by op.
+    `selective` means core attention in Megatron, which also takes modules by name, and, in plain PyTorch, all but
+    attention and every second product, which torchtitan calls selective by op.
     """
     if row.recompute in ("none", "full"):
         return row.recompute
     if stack.framework == "megatron":
-        return "selective" if row.recompute == "selective" else None
+        modules = modules_of(row.recompute)
+        return row.recompute if modules and set(modules) <= set(MODULES) else None
     return "selective" if row.recompute in ("selective(op)", "selective(per-op)") else None
 
 

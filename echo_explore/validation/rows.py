@@ -14,6 +14,8 @@ from typing import Literal, cast
 
 from echo_explore.core import SpecError
 from echo_explore.specs.recipe import Attention, ExpertDispatcher, TrainPrecision
+from echo_explore.specs.recompute import MODULES
+from echo_explore.specs.recompute import normal_recompute as spec_form
 
 REQUIRED = (
     "id", "framework", "num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "gpu", "num_gpus", "tp", "pp",
@@ -61,7 +63,7 @@ class MeasuredRow:
     """One measured run; counts are of the whole job, as in ParallelConfig and TrainingRecipe.
 
     Attributes:
-        recompute: none, selective (core attention), full, or the source's own words for anything else.
+        recompute: in the normal form of `specs.recompute`, or the source's own words for anything else.
         overlap: what overlap_flags says.
         extra: attn_extra, the source's further words on model and attention.
         lora_rank: width of the adapters where the model's name says it (LoRA r16).
@@ -257,11 +259,18 @@ def normal_precision(text: str) -> TrainPrecision | None:
 
 
 def normal_recompute(text: str) -> str:
-    """`none`, `full`, `selective` (core attention, as Megatron means it), or the source's words for anything else."""
+    """The normal form of `specs.recompute`, or the source's words for anything else.
+
+    `selective` alone is core attention, as Megatron means it; modules are listed behind `selective:`.
+    """
     words = text.strip().lower()
     if words in ("", "null", "none", "false"):
         return "none"
-    return "selective" if words in ("selective", "selective:core_attn") else words
+    kind, _, listed = words.partition(":")
+    names = re.findall(r"\w+", listed)
+    if kind == "selective" and names and set(names) <= set(MODULES):
+        return spec_form(f"selective:{','.join(names)}")
+    return words
 
 
 def normal_attention(text: str) -> Attention | None:

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
-from echo_explore.search.point import RECOMPUTE_ORDER, SearchPoint
+from echo_explore.search.point import SearchPoint
 from echo_explore.search.space import enumerate_points, resolve_space, with_objective
 from echo_explore.specs import SearchSpace, load_space
+from echo_explore.specs.recompute import KINDS
 from tests.search.support import MAIN_SPACE, SMALL, resolved, write_space
 
 
@@ -112,7 +113,7 @@ def _divisors(values: list[int]) -> st.SearchStrategy[list[int]]:
     pipeline=_divisors([1, 2, 3, 4, 6, 8]),
     virtual=_divisors([1, 2, 3, 4]),
     micro=_divisors([1, 2, 3, 4]),
-    recompute=st.lists(st.sampled_from(RECOMPUTE_ORDER), min_size=1, max_size=3, unique=True),
+    recompute=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True),
     batch=st.sampled_from([16, 48, 64, 192]),
 )
 def test_every_point_is_a_legal_candidate(

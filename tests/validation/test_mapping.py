@@ -135,7 +135,7 @@ def test_what_a_run_says_wins_over_its_stack() -> None:
         ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
         ({"task": "distillation"}, "task distillation is not represented yet"),
         ({"zero_stage_or_fsdp": "3"}, "sharded gradients and parameters"),
-        ({"recompute": "selective:mlp"}, "recompute 'selective:mlp' is not represented yet"),
+        ({"recompute": "selective:attn"}, "recompute 'selective:attn' is not represented yet"),
         ({"overlap_flags": "act cpu offload 20 layers"}, "activations moved to host memory"),
         ({"precision": "int4"}, "precision 'int4' is not known"),
         ({"precision": "fp8"}, "precision = 'fp8': A100-SXM4-80GB has no such rate; fix: use one of"),
