@@ -306,7 +306,7 @@ recipe = { sequence_length = 2048, global_batch_size = 192 }
         ("tensor_parallel = []", "search.tensor_parallel = '[]': offers no choice"),
         ("tensor_parallel = [8, 0]", "search.tensor_parallel = 0: must be 1 or more"),
         ("tensor_parallel = [8, 8]", "search.tensor_parallel = '[8, 8]': names a value twice"),
-        ('recompute = ["nonne"]', "search.recompute = 'nonne': is not a kind; fix: use none, selective, full"),
+        ('recompute = ["nonne"]', "search.recompute = 'nonne': is not one of none, selective, full"),
         (
             "tensor_paralel = [8]",
             "search.tensor_paralel = [8]: is not a known key; fix: did you mean tensor_parallel, ",
