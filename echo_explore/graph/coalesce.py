@@ -50,7 +50,7 @@ def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_aft
     by_time = np.lexsort((-timed.time_s, row_of))
     longest = by_time[first]
     columns = {name: getattr(graph, name)[longest] for name in COLUMNS}
-    for name in ("flop", "bytes_read", "bytes_written", "host_calls"):
+    for name in ("flop", "bytes_read", "bytes_written", "host_calls", "allocated_bytes", "freed_bytes"):
         columns[name] = np.add.reduceat(getattr(graph, name), first)
     columns["awaits"] = np.where(columns["awaits"] >= 0, row_of[columns["awaits"]], -1).astype(np.int32)
     columns["forward_op"] = np.full(first.shape, -1, dtype=np.int32)

@@ -34,8 +34,13 @@ COLUMNS: Mapping[str, type[np.generic]] = {
     "forward_op": np.int32,
     "stream": np.int16,
     "host_calls": np.int32,
+    "source": np.int32,
+    "allocated_bytes": np.float64,
+    "freed_bytes": np.float64,
 }
 """One array of shape (num_ops,) each; see `docs/execution_graph.md` for their meaning."""
+TEXT_COLUMNS = ("name", "module", "shapes", "source")
+"""Columns that hold indices into `strings`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +75,10 @@ class ExecutionGraph:
         stream: 0 is the compute stream; others as the program used them.
         host_calls: operators that the host dispatched from the row before up to this one, views and allocations too; a
             fused region counts as one.
+        source: index into `strings`: line of the program that launched the row, e.g.
+            `megatron/core/optimizer/optimizer.py:90`; of a backward op the line of its forward op.
+        allocated_bytes: of storages made for this row or since the row before, and still alive when it ran.
+        freed_bytes: of storages made while recording that were given back after this row, before the next.
         dep_offsets: (num_ops + 1,) CSR offsets into dep_index.
         dep_index: rows whose results this row reads.
         strings: the pool of names, module paths and shapes.
@@ -97,6 +106,9 @@ class ExecutionGraph:
     forward_op: npt.NDArray[np.int32]
     stream: npt.NDArray[np.int16]
     host_calls: npt.NDArray[np.int32]
+    source: npt.NDArray[np.int32]
+    allocated_bytes: Floats
+    freed_bytes: Floats
     dep_offsets: Ints
     dep_index: npt.NDArray[np.int32]
     strings: tuple[str, ...]
@@ -132,6 +144,13 @@ class ExecutionGraph:
         """(num_ops,) mask of communications."""
         mask: npt.NDArray[np.bool_] = self.kind == OpKind.COLLECTIVE
         return mask
+
+    @property
+    def live_bytes(self) -> Floats:
+        """(num_ops,) bytes alive while each row runs, of what was made since recording began."""
+        freed_before = np.cumsum(self.freed_bytes) - self.freed_bytes
+        live: Floats = np.cumsum(self.allocated_bytes) - freed_before
+        return live
 
     def text(self, row: int) -> str:
         """One row for people."""
@@ -173,6 +192,9 @@ class OpRow:
     forward_op: int = -1
     stream: int = 0
     host_calls: int = 1
+    source: str = ""
+    allocated_bytes: float = 0.0
+    freed_bytes: float = 0.0
     deps: tuple[int, ...] = ()
 
 
@@ -186,7 +208,7 @@ def build_graph(rows: Sequence[OpRow]) -> ExecutionGraph:
     columns: dict[str, Any] = {}
     for column, dtype in COLUMNS.items():
         values: Iterable[Any] = (getattr(row, column) for row in rows)
-        if column in ("name", "module", "shapes"):
+        if column in TEXT_COLUMNS:
             values = (pooled(v) for v in values)
         columns[column] = np.array(list(values), dtype=dtype).reshape(len(rows))
     dims = np.zeros((len(rows), NUM_DIMS), dtype=np.int64)
@@ -218,7 +240,7 @@ def concatenate(graphs: Sequence[ExecutionGraph], *, layers: Sequence[int] | Non
         remap = np.array([pool.setdefault(text, len(pool)) for text in graph.strings] or [0], dtype=np.int32)
         for column in COLUMNS:
             array = getattr(graph, column)
-            if column in ("name", "module", "shapes"):
+            if column in TEXT_COLUMNS:
                 array = remap[array]
             elif column in ("awaits", "forward_op"):
                 array = np.where(array >= 0, array + start, -1).astype(np.int32)

@@ -94,7 +94,8 @@ def _taken(
     columns["asynchronous"] |= started
     dims = graph.dims[take].copy()
     dims[is_wait] = 0
-    for name in ("axis", "collective", "dtype", "message_bytes", "flop", "bytes_read", "bytes_written", "host_calls"):
+    amounts = ("message_bytes", "flop", "bytes_read", "bytes_written", "host_calls", "allocated_bytes", "freed_bytes")
+    for name in ("axis", "collective", "dtype", *amounts):
         columns[name][is_wait] = 0
     columns["asynchronous"][is_wait] = False
     columns["kind"][is_wait] = OpKind.WAIT

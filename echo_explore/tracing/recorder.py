@@ -18,6 +18,7 @@ from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, sha
 from echo_explore.tracing.quantise import Quantiser
 from echo_explore.tracing.regions import Region
 from echo_explore.tracing.script_attention import ATTENTION_RULES
+from echo_explore.tracing.source_lines import source_line
 from echo_explore.tracing.storages import Access, StorageMap
 from echo_explore.tracing.vision_rules import VISION_RULES
 
@@ -301,6 +302,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _append(self, row: OpRow) -> None:
         """Add a row that the host's calls since the last one led to."""
         row.host_calls, self._host_calls = max(self._host_calls, 1), 0
+        row.allocated_bytes = self.storages.take_allocated()
+        row.freed_bytes += self.storages.take_freed()  # inside a fused region
         self.rows.append(row)
 
     def _new_row(self, name: str, context: Context, kind: OpKind = OpKind.COMPUTE) -> OpRow:
@@ -309,7 +312,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Autograd runs on the stream of the forward, unless a hook chooses one.
         if stream == 0 and phase is Phase.BACKWARD and 0 <= forward_op < len(self.rows):
             stream = self.rows[forward_op].stream
+        if self._region is None:
+            self._settle()
         self._part_streams(stream)
+        source = self.rows[forward_op].source if 0 <= forward_op < len(self.rows) else source_line()
         return OpRow(
             kind=kind,
             name=name,
@@ -320,7 +326,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             chunk=self.chunk,
             forward_op=forward_op,
             stream=stream,
+            source=source,
         )
+
+    def _settle(self) -> None:
+        """What was freed since the last row is freed after it."""
+        freed = self.storages.take_freed()
+        if self.rows:
+            self.rows[-1].freed_bytes += freed
 
     def _part_streams(self, stream: int) -> None:
         """Let what comes on another stream run beside the collectives that the compute stream waits for.
@@ -342,7 +355,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             wait = replace(
                 last, kind=OpKind.WAIT, name="wait", axis=Axis.NONE, collective=Collective.NONE, message_bytes=0.0,
                 bytes_read=0.0, bytes_written=0.0, asynchronous=False, awaits=index, deps=(index,), dims=(),
-                dtype=DType.NONE, shapes="", host_calls=0,
+                dtype=DType.NONE, shapes="", host_calls=0, allocated_bytes=0.0, freed_bytes=0.0,
             )  # fmt: skip
             self.rows.append(wait)
 

@@ -35,18 +35,34 @@ class StorageMap:
         live_bytes: of storages made since recording began.
         hold_peak: temporaries do not count now, because they live inside one fused kernel.
         levels: (row, live bytes before, live bytes after) of every growth, in order.
+        freed_bytes: given back since the last `take_freed`.
     """
 
     def __init__(self) -> None:
         self.live_bytes = 0
         self.hold_peak = False
         self.levels: list[tuple[int, int, int]] = []
+        self.freed_bytes = 0
+        self._fresh: dict[int, int] = {}
         self._storages: dict[int, _Storage] = {}
+
+    def take_freed(self) -> float:
+        """Bytes given back since the last call, of what an earlier row was told of by `take_allocated`."""
+        freed, self.freed_bytes = self.freed_bytes, 0
+        return float(freed)
+
+    def take_allocated(self) -> float:
+        """Bytes of storages made since the last call and alive now."""
+        allocated = sum(self._fresh.values())
+        self._fresh.clear()
+        return float(allocated)
 
     def _free(self, key: int) -> None:
         storage = self._storages.pop(key, None)
         if storage is not None:
             self.live_bytes -= storage.counted_bytes
+            if self._fresh.pop(key, None) is None:
+                self.freed_bytes += storage.counted_bytes
 
     def _find(self, tensor: torch.Tensor, row: int | None) -> tuple[int, _Storage, bool]:
         """Key and record of the tensor's storage, and whether it is new; `row` makes it, None: it was there before."""
@@ -60,6 +76,8 @@ class StorageMap:
         reference = weakref.ref(untyped, lambda _: self._free(key))
         storage = self._storages[key] = _Storage(nbytes, counted_bytes, -1 if row is None else row, reference)
         self.live_bytes += counted_bytes
+        if counted_bytes:
+            self._fresh[key] = counted_bytes
         return key, storage, True
 
     def access(self, tensor: torch.Tensor) -> Access:

@@ -37,6 +37,10 @@ def op_rows(draw: st.DrawFn, *, max_size: int = 12) -> list[OpRow]:
             "layer": draw(st.integers(-1, 3)),
             "deps": tuple(draw(st.lists(earlier, max_size=2, unique=True))) if number else (),
             "forward_op": draw(st.just(-1) | earlier) if number else -1,
+            "host_calls": draw(st.integers(0, 5)),
+            "source": draw(st.sampled_from(["", "train.py:7"])),
+            "allocated_bytes": float(draw(st.integers(0, 2**40))),
+            "freed_bytes": float(draw(st.integers(0, 2**40))),
         }
         if kind == OpKind.COMPUTE:
             common |= {"op_class": draw(st.sampled_from(OpClass)), "dtype": draw(st.sampled_from(DType))}
@@ -84,6 +88,10 @@ def row_of(graph: ExecutionGraph, number: int) -> OpRow:
         awaits=int(graph.awaits[number]),
         forward_op=int(graph.forward_op[number]),
         stream=int(graph.stream[number]),
+        host_calls=int(graph.host_calls[number]),
+        source=graph.strings[graph.source[number]],
+        allocated_bytes=float(graph.allocated_bytes[number]),
+        freed_bytes=float(graph.freed_bytes[number]),
         deps=tuple(graph.dep_index[start:stop].tolist()),
     )
 
