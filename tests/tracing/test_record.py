@@ -1,6 +1,7 @@
 """The columns of a real trace: source lines and memory."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("changes", [{"tensor_parallel": 2, "sequence_parallel": True}, {"model": LLAMA}])
-def test_live_bytes_are_those_of_the_live_storages(service: TraceService, changes: dict[str, object]) -> None:
+def test_live_bytes_are_those_of_the_live_storages(service: TraceService, changes: dict[str, Any]) -> None:
     trace = service.trace(request(**changes))
     for name, piece in trace.pieces.items():
         graph = piece.forward
