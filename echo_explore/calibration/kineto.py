@@ -53,7 +53,7 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
         SpecError: no trace, no kernels in it, or none of a known class.
     """
     events = read_events(path).events
-    operators = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op" and _external(e) is not None}
+    operators = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op" and external_id(e) is not None}
     times: dict[Any, float] = defaultdict(float)
     kernels = [e for e in events if str(e.get("cat", "")).lower() == "kernel"]
     if not kernels:
@@ -66,10 +66,10 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
         duration = event.get("dur")
         if isinstance(duration, bool) or not isinstance(duration, int | float) or not duration > 0:
             ignored["kernels without a duration"] += 1
-        elif _external(event) not in operators:
+        elif external_id(event) not in operators:
             ignored["kernels without an operator"] += 1
         else:
-            times[_external(event)] += float(duration)
+            times[external_id(event)] += float(duration)
     rows, seconds = [], []
     for key, microseconds in times.items():
         try:
@@ -135,7 +135,8 @@ def read_events(path: Path) -> TraceEvents:
     return TraceEvents(events=[event for event in events if isinstance(event, dict)], gpu_names=names)
 
 
-def _external(event: Mapping[str, Any]) -> Any:
+def external_id(event: Mapping[str, Any]) -> Any:
+    """What ties a kernel to the operator that launched it; None without one."""
     arguments = event.get("args")
     return arguments.get("External id") if isinstance(arguments, dict) else None
 

@@ -16,6 +16,7 @@ from echo_explore.cli import (
     calibrate_overlap,
     catalog,
     comm,
+    convert,
     dashboard,
     predict,
     search,
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("predict")(predict.predict_command)
 app.command("trace")(trace.trace_command)
+app.command("convert")(convert.convert_command)
 app.command("search")(search.search_command)
 app.command("dashboard")(dashboard.dashboard_command)
 app.command("comm")(comm.comm_command)

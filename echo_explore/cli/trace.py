@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
-from echo_explore.cli import predict
+from echo_explore.cli import graph_files, predict
 from echo_explore.cli.predict_graph import script_step
 from echo_explore.core import SpecError
-from echo_explore.graph import ExecutionGraph, save_graph, save_rank_trace
+from echo_explore.graph import ExecutionGraph, save_rank_trace
 from echo_explore.specs import Candidate, JobOptions, candidate_of
 
 
 def trace_command(
     rank: Annotated[int, typer.Option("--rank", help="Global rank to play.")],
-    out: Annotated[Path, typer.Option("--out", help="File to write (.npz).")],
+    out: Annotated[Path, typer.Option("--out", help="File to write.")],
     model: Annotated[str | None, typer.Option("--model", help=predict.MODEL_HELP)] = None,
     layout: Annotated[str | None, typer.Option("--layout", help=predict.LAYOUT_HELP)] = None,
     global_batch_size: Annotated[int | None, typer.Option("--global-batch-size", help="Sequences a step.")] = None,
@@ -32,23 +32,23 @@ def trace_command(
     layer_split: predict.LayerSplit = None,
     script: predict.Script = None,
     world: predict.World = None,
-    file_format: Annotated[str, typer.Option("--format", help="native.")] = "native",
+    file_format: Annotated[str, typer.Option("--format", help="native (.npz) or chakra (.et).")] = "native",
     sets: predict.Sets = None,
 ) -> int:
     """Trace one iteration of one rank of a job: every op, collective and wait."""
-    if file_format != "native":
-        raise SpecError("format", file_format, "is not written in this version", "use native")
-    if out.exists():
-        raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file or delete it")
-    if not out.absolute().parent.is_dir():
-        raise SpecError("out", str(out), "its folder does not exist", "make the folder first")
+    if file_format not in graph_files.WRITERS:
+        raise SpecError("format", file_format, "must be native or chakra", "write --format native")
+    graph_files.check_out(out)
     if script is not None:
         for name, value in (("model", model), ("layout", layout), ("global-batch-size", global_batch_size)):
             if value is not None:
                 raise SpecError(name, value, "says nothing beside --script, whose code decides", "leave it out")
         trace = script_step(script, world, rank)
-        save_rank_trace(out, trace)
         graph = trace.graph
+        if file_format == "native":
+            save_rank_trace(out, trace)
+        else:
+            graph_files.WRITERS[file_format](out, graph)
     else:
         if world is not None:
             raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
@@ -71,8 +71,8 @@ def trace_command(
             overrides=tuple(sets or ()),
         )
         graph = _job_graph(candidate_of(options), rank)
-        save_graph(out, graph)
-    print(f"{out.absolute()}: {graph.num_ops:,} rows, {int(graph.is_collective.sum()):,} collectives")
+        graph_files.WRITERS[file_format](out, graph)
+    print(f"{out.absolute()}: {graph_files.summary(graph)}")
     return 0
 
 

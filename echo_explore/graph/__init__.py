@@ -1,6 +1,7 @@
 """Execution graphs as column arrays, traces made of pieces, and passes over them."""
 
 from echo_explore.graph.backward_split import input_rows, select_rows
+from echo_explore.graph.chakra import load_chakra, save_chakra
 from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces, forward_graph
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
@@ -34,10 +35,12 @@ __all__ = [
     "concatenate",
     "forward_graph",
     "input_rows",
+    "load_chakra",
     "load_graph",
     "load_rank_trace",
     "load_trace",
     "order_streams",
+    "save_chakra",
     "save_graph",
     "save_rank_trace",
     "save_trace",

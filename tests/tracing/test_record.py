@@ -1,12 +1,14 @@
 """The columns of a real trace: source lines and memory."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from echo_explore.graph import OpKind, Phase
+from echo_explore.graph import OpKind, Phase, load_chakra, save_chakra
+from echo_explore.graph.execution_graph import COLUMNS, TEXT_COLUMNS
 from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, LLAMA, request
 from tests.tracing.test_folding import rank_request
@@ -61,3 +63,19 @@ def test_forward_and_backward_of_two_views_of_a_buffer_do_not_tie(service: Trace
         assert not set(read) & set(products)
     assert GPT.num_layers == 8
     assert (graph.kind == OpKind.WAIT).any()
+
+
+def test_a_trace_goes_through_chakra(service: TraceService, tmp_path: Path) -> None:
+    graph = service.trace_rank_request(rank_request(request(LLAMA, tensor_parallel=2, sequence_parallel=True), rank=2))
+    save_chakra(tmp_path / "rank2.et", graph)
+    back = load_chakra(tmp_path / "rank2.et")
+    assert graph.num_ops > 300
+    assert graph.is_collective.sum() > 40
+    strings = [np.array(g.strings, dtype=object) for g in (graph, back)]
+    for column in COLUMNS:
+        one, two = getattr(graph, column), getattr(back, column)
+        if column in TEXT_COLUMNS:
+            one, two = strings[0][one], strings[1][two]
+        assert np.array_equal(one, two), column
+    for name in ("dims", "dep_offsets", "dep_index"):
+        assert np.array_equal(getattr(graph, name), getattr(back, name)), name

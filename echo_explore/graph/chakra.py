@@ -1,0 +1,186 @@
+"""Execution graphs as MLCommons Chakra execution traces, and back.
+
+What Chakra has no field for travels in attributes whose names begin with `echo.`; a file that has them comes back as
+the same graph. Files of other programs become graphs by what every Chakra file says: kinds, names, dependences, FLOP
+(`num_ops`), bytes and collectives.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from echo_explore.core import SpecError, write_atomic
+from echo_explore.core.versions import GRAPH_SCHEMA
+from echo_explore.graph.chakra_foreign import COMM_TYPES, foreign_rows, wrong_node
+from echo_explore.graph.chakra_messages import (
+    Node,
+    NodeType,
+    Value,
+    messages,
+    read_metadata,
+    read_node,
+    write_metadata,
+    write_node,
+)
+from echo_explore.graph.execution_graph import COLUMNS, TEXT_COLUMNS, ExecutionGraph, OpRow, build_graph
+from echo_explore.graph.kinds import Axis, Collective, DType, OpClass, OpKind, Phase
+from echo_explore.graph.proto_wire import WireError
+
+VERSION = "0.0.4"
+"""Of the schema that is written (et_def.proto at revision 21585d8, 2026-05-20)."""
+_PREFIX = "echo."
+_SCHEMA = f"{_PREFIX}schema"
+_NOT_WRITTEN = ("name",)
+"""Columns with a field of their own in every node."""
+
+
+def save_chakra(path: Path, graph: ExecutionGraph) -> None:
+    """Write a graph as one Chakra trace file; readers never see a part of it."""
+    previous: dict[int, int] = {}
+    parts = [write_metadata(VERSION, {_SCHEMA: GRAPH_SCHEMA})]
+    for row in range(graph.num_ops):
+        stream = int(graph.stream[row])
+        parts.append(write_node(_node_of(graph, row, previous.get(stream))))
+        previous[stream] = row
+    write_atomic(path, b"".join(parts))
+
+
+def _node_of(graph: ExecutionGraph, row: int, previous: int | None) -> Node:
+    kind, collective = OpKind(int(graph.kind[row])), Collective(int(graph.collective[row]))
+    attrs: dict[str, Value] = {"is_cpu_op": False}
+    node_type = NodeType.METADATA  # waits and host syncs: Chakra knows dependences only
+    if kind is OpKind.COMPUTE:
+        node_type = NodeType.COMP
+        attrs["num_ops"] = round(float(graph.flop[row]))
+        attrs["tensor_size"] = round(float(graph.bytes_read[row] + graph.bytes_written[row]))
+    elif kind is OpKind.COLLECTIVE:
+        node_type = {Collective.SEND: NodeType.COMM_SEND, Collective.RECV: NodeType.COMM_RECV}.get(
+            collective, NodeType.COMM_COLL
+        )
+        attrs["comm_size"] = round(float(graph.message_bytes[row]))
+        attrs["pg_name"] = Axis(int(graph.axis[row])).name.lower()
+        if collective in COMM_TYPES:
+            attrs["comm_type"] = int(COMM_TYPES[collective])
+    start, stop = int(graph.dep_offsets[row]), int(graph.dep_offsets[row + 1])
+    dtype = DType(int(graph.dtype[row])).name.lower()
+    inputs, arrow, outputs = graph.strings[graph.shapes[row]].partition("->")
+    return Node(
+        number=row, name=graph.strings[graph.name[row]], kind=node_type,
+        ctrl_deps=() if previous is None else (previous,),
+        data_deps=tuple(graph.dep_index[start:stop].tolist()),
+        inputs=_info(inputs, dtype) if arrow else ("", "", ""), outputs=_info(outputs, dtype),
+        attrs=attrs | _own_attrs(graph, row),
+    )  # fmt: skip
+
+
+def _info(shapes: str, dtype: str) -> tuple[str, str, str]:
+    """Values, shapes and types of `2048x1x8,8x4` as Chakra prints them."""
+    if not shapes:
+        return "", "", ""
+    listed = [f"[{', '.join(shape.split('x'))}]" for shape in shapes.split(",")]
+    return "", f"[{', '.join(listed)}]", f"[{', '.join([dtype] * len(listed))}]"
+
+
+def _own_attrs(graph: ExecutionGraph, row: int) -> dict[str, Value]:
+    """Every column that differs from a row without anything, by name."""
+    attrs: dict[str, Value] = {}
+    for column, default in _DEFAULTS.items():
+        value = getattr(graph, column)[row].item()
+        if column in TEXT_COLUMNS:
+            value = graph.strings[value]
+        if value != default:
+            attrs[_PREFIX + column] = value
+    sizes = graph.dims[row].tolist()
+    while sizes and sizes[-1] == 0:
+        sizes.pop()
+    if sizes:
+        attrs[f"{_PREFIX}dims"] = tuple(sizes)
+    return attrs
+
+
+_EMPTY = OpRow()
+_DEFAULTS: Mapping[str, Any] = {name: getattr(_EMPTY, name) for name in COLUMNS if name not in _NOT_WRITTEN}
+_ENUMS: Mapping[str, Any] = {
+    "kind": OpKind, "op_class": OpClass, "phase": Phase, "dtype": DType, "axis": Axis, "collective": Collective
+}  # fmt: skip
+
+
+def load_chakra(path: Path) -> ExecutionGraph:
+    """The graph of a Chakra trace file.
+
+    Nodes of the host (`is_cpu_op`) and of kind metadata are left out, what depends on them depends on what they depend
+    on; a file of host nodes only keeps them. Collectives of other programs run beside the kernels, until a WAIT
+    before the first node that depends on them.
+
+    Raises:
+        SpecError: the file is missing, no Chakra trace, or breaks off; with the byte and the field.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise SpecError("file", str(path), "does not exist", "check the path") from None
+    except OSError as error:
+        raise SpecError("file", str(path), f"can't be read: {error.strerror}", "check the path") from None
+    _refuse_others(path, raw)
+    data = memoryview(raw)
+    nodes: list[Node] = []
+    attrs: dict[str, Value] | None = None
+    try:
+        for message in messages(data):
+            if attrs is None:
+                _, attrs = read_metadata(data, message)
+            else:
+                nodes.append(read_node(data, message))
+    except WireError as error:
+        what = "is no Chakra trace" if attrs is None else f"is a Chakra trace that breaks after {len(nodes)} nodes"
+        raise SpecError("file", str(path), f"{what}: byte {error.at}: {error.why}", "export it anew") from None
+    if not nodes or attrs is None:
+        raise SpecError("file", str(path), f"is a Chakra trace without nodes ({len(raw)} bytes)", "export it anew")
+    schema = attrs.get(_SCHEMA)
+    if schema is None:
+        return build_graph(foreign_rows(path, nodes))
+    if schema != GRAPH_SCHEMA:
+        rule = f"holds a graph of schema {schema!r}, not {GRAPH_SCHEMA}"
+        raise SpecError("file", str(path), rule, "trace again")
+    return build_graph([_own_row(path, number, node) for number, node in enumerate(nodes)])
+
+
+_MAGIC = {
+    b"PK\x03\x04": "a zip or NumPy archive", b"\x1f\x8b": "a gzip file",
+    b"\x89PNG": "a picture", b"SQLite format": "an SQLite file", b"\x7fELF": "a program",
+}  # fmt: skip
+
+
+def _refuse_others(path: Path, raw: bytes) -> None:
+    if not raw:
+        raise SpecError("file", str(path), "is empty (byte 0)", "export it anew")
+    for magic, what in _MAGIC.items():
+        if raw.startswith(magic):
+            raise SpecError("file", str(path), f"is {what}, no Chakra trace (byte 0)", "give a .et file")
+    if raw[:1] in b"{[" and raw[1:80].lstrip()[:1] in b'"{[]}':  # a message may have that length
+        raise SpecError("file", str(path), "is JSON, no Chakra trace (byte 0)", "give a .et file")
+
+
+def _own_row(path: Path, number: int, node: Node) -> OpRow:
+    """A row as `save_chakra` wrote it."""
+    row = OpRow(name=node.name, deps=node.data_deps)
+    if node.number != number or any(d >= number for d in node.data_deps):
+        raise wrong_node(path, node, "is out of order")
+    for key, value in node.attrs.items():
+        column = key.removeprefix(_PREFIX)
+        if column == key:
+            continue
+        if column == "dims" and isinstance(value, tuple):
+            row.dims = tuple(int(v) for v in value)
+        elif column in _DEFAULTS and type(value) is type(_plain(_DEFAULTS[column])):
+            try:
+                setattr(row, column, _ENUMS[column](value) if column in _ENUMS else value)
+            except ValueError:
+                raise wrong_node(path, node, f"has {key} = {value!r}, which is no {_ENUMS[column].__name__}") from None
+        else:
+            raise wrong_node(path, node, f"has {key} = {value!r}, which no column holds")
+    return row
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
