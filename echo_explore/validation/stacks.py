@@ -58,9 +58,7 @@ STACK_RULES = (
     StackRule(framework=r"", version=r"^MLPerf Training v5", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron-2025"),
     StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron"),
     StackRule(framework=r"nemo", stack="nemo-megatron"),
-    StackRule(
-        framework=r"", version=r"^MLPerf Training", reason="the training stack of AMD submissions is not described yet"
-    ),
+    StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"MI\d", stack="rocm-megatron"),
 )
 """Every framework that measured tables name; first match wins. MLPerf rows name containers, all of which run NeMo."""
 

@@ -44,6 +44,7 @@ STACKS = (
         "aleph-scaling",
         "nemo-megatron",
         "nemo-megatron-2025",
+        "rocm-megatron",
         "megatron-bridge",
     ),
     "megatron-bridge-graphs",

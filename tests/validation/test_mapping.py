@@ -52,6 +52,10 @@ def test_a_plain_run() -> None:
         ({"framework": "aleph-alpha scaling (megatron-like)"}, "aleph-scaling"),
         ({"framework": "NGC PyTorch 24.09", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
         ({"framework": "NGC PyTorch 25.04", "framework_version_or_date": "MLPerf Training v5.0"}, "nemo-megatron-2025"),
+        (
+            {"gpu": "MI325X", "framework": "PyTorch", "framework_version_or_date": "MLPerf Training v5.1"},
+            "rocm-megatron",
+        ),
     ],
 )
 def test_stack_by_framework_and_date(cells: dict[str, str], stack: str) -> None:
@@ -143,8 +147,6 @@ def test_what_a_run_says_wins_over_its_stack() -> None:
         ({"global_batch": "17"}, "global_batch_size = 17: must be divisible"),
         ({"micro_batch": "0"}, "micro_batch_size = 0: must be 1 or more"),
         ({"num_heads": "33"}, "hidden_size = 4096: is not divisible by num_attention_heads = 33"),
-        ({"framework": "MXNet", "framework_version_or_date": "MLPerf Training v5.1", "gpu": "MI325X"},
-         "the training stack of AMD submissions is not described yet"),
     ],
 )  # fmt: skip
 def test_reasons(cells: dict[str, str], reason: str) -> None:
