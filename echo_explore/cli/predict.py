@@ -7,10 +7,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from echo_explore.cli.predict_graph import GraphOptions, predict_graph
+from echo_explore.cli.predict_graph import GraphOptions, predict_graph, transformers_job
 from echo_explore.cli.report import prediction_text
 from echo_explore.core import SpecError
 from echo_explore.specs import Candidate, JobOptions, candidate_of
+from echo_explore.tracing.transformers_request import PARALLELISMS
 
 ClusterOption = Annotated[str, typer.Option("--cluster", help="Name or TOML file of the cluster.")]
 MicroBatch = Annotated[int, typer.Option("--micro-batch-size", help="Sequences a micro-batch.")]
@@ -23,7 +24,9 @@ Schedule = Annotated[
     str,
     typer.Option("--schedule", help="auto, a name of docs/timeline.md, or a CSV file of orders."),
 ]
-Framework = Annotated[str, typer.Option("--framework", help="megatron, fsdp2 (torchtitan) or ddp.")]
+Framework = Annotated[
+    str, typer.Option("--framework", help="megatron, fsdp2 (torchtitan), ddp, transformers-fsdp2 or -ddp.")
+]
 Stack = Annotated[str | None, typer.Option("--stack", help="Name or TOML file of a stack profile.")]
 Fusion = Annotated[str | None, typer.Option("--fusion", help="eager, norm or fused kernels; default: the stack's.")]
 LayerSplit = Annotated[str | None, typer.Option("--layer-split", help="Layers of every chunk, with commas.")]
@@ -101,29 +104,11 @@ def predict_command(
     """Predict step time and memory of one training job."""
     if script is not None or graph is not None:
         _refuse_beside_script(model=model, layout=layout, global_batch_size=global_batch_size, num_gpus=num_gpus)
-        _check_writable(timeline)
-        return predict_graph(
-            GraphOptions(
-                script=script,
-                graph=graph,
-                world=world,
-                rank=rank,
-                cluster=cluster,
-                stack=stack,
-                overrides=tuple(sets or ()),
-                interference=interference or "constant",
-                what_if=tuple(what_if or ()),
-                allow_fallback=allow_fallback,
-                calibration=calibration,
-                timeline=timeline,
-                require_fit=require_fit,
-                as_json=as_json,
-            )
-        )
-    if world is not None:
+    elif world is not None:
         raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
-    candidate = candidate_of(
-        JobOptions(
+    options = None
+    if script is None and graph is None:
+        options = JobOptions(
             model=given("model", model),
             cluster=cluster,
             layout=given("layout", layout),
@@ -142,7 +127,28 @@ def predict_command(
             placement=placement,
             overrides=tuple(sets or ()),
         )
-    )
+    if options is None or framework in PARALLELISMS:
+        _check_writable(timeline)
+        return predict_graph(
+            GraphOptions(
+                script=script,
+                graph=graph,
+                transformers=None if options is None else transformers_job(options),
+                world=world,
+                rank=rank,
+                cluster=cluster,
+                stack=stack,
+                overrides=tuple(sets or ()),
+                interference=interference or "constant",
+                what_if=tuple(what_if or ()),
+                allow_fallback=allow_fallback,
+                calibration=calibration,
+                timeline=timeline,
+                require_fit=require_fit,
+                as_json=as_json,
+            )
+        )
+    candidate = candidate_of(options)
     if fidelity not in ("kernel", "block"):
         raise SpecError("fidelity", fidelity, "must be kernel or block", "write --fidelity kernel")
     _check_writable(timeline)

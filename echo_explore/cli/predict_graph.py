@@ -8,8 +8,11 @@ from pathlib import Path
 from echo_explore.cli.report import graph_text
 from echo_explore.core import SpecError, TraceError
 from echo_explore.graph import RankTrace, load_rank_trace
-from echo_explore.specs import load_cluster, load_stack
+from echo_explore.specs import JobOptions, load_cluster, load_stack
+from echo_explore.specs.base import read_json
+from echo_explore.specs.layout import parse_layout
 from echo_explore.specs.overrides import parse_overrides
+from echo_explore.tracing.transformers_request import PARALLELISMS, TransformersJob
 
 DEFAULT_STACK = "torch-ddp"
 """Host costs and libraries of eager PyTorch."""
@@ -21,6 +24,7 @@ class GraphOptions:
 
     script: str | None
     graph: Path | None
+    transformers: TransformersJob | None
     world: int | None
     rank: int
     cluster: str
@@ -60,6 +64,59 @@ def script_step(script: str, world: int | None, rank: int) -> RankTrace:
             raise
 
 
+def transformers_job(options: JobOptions) -> TransformersJob:
+    """The model of the transformers package that the options describe.
+
+    Raises:
+        SpecError: the config is no file, the layout has other axes than tp and dp, the batch does not divide.
+    """
+    layout = parse_layout(options.layout)
+    others = {
+        "pp": layout.pipeline_parallel,
+        "cp": layout.context_parallel,
+        "ep": layout.expert_parallel,
+        "vpp": layout.virtual_pipeline,
+    }
+    for axis, degree in others.items():
+        if degree > 1:
+            raise SpecError(f"layout.{axis}", degree, "is not traced for transformers", "use tp and dp")
+    if not options.model.endswith(".json"):
+        raise SpecError("model", options.model, "must be a Hugging Face config.json here", "give its path")
+    config = read_json(Path(options.model))
+    size = options.num_gpus or layout.tensor_parallel * max(layout.data_parallel, 1)
+    replicas = size // layout.tensor_parallel
+    if layout.data_parallel not in (0, replicas):
+        raise SpecError("layout.dp", layout.data_parallel, f"does not make {size} GPUs", "leave dp out")
+    samples = replicas * options.micro_batch_size
+    if options.global_batch_size % samples:
+        raise SpecError(
+            "global_batch_size", options.global_batch_size, f"must be a multiple of dp * micro-batch = {samples}",
+            "change one of them",
+        )  # fmt: skip
+    length = options.sequence_length or config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(length, int):
+        raise SpecError("sequence_length", "(missing)", "is not in the config", "add --sequence-length")
+    return TransformersJob(
+        config=config,
+        parallelism=PARALLELISMS[options.framework],
+        tensor_parallel=layout.tensor_parallel,
+        world_size=size,
+        num_micro_batches=options.global_batch_size // samples,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=length,
+        recompute=options.recompute,
+        precision=options.precision,
+    )
+
+
+def transformers_step(job: TransformersJob, rank: int) -> RankTrace:
+    """One step of the job as one of its ranks."""
+    from echo_explore.tracing import TraceService
+
+    with TraceService() as service:
+        return service.transformers_step(job, rank)
+
+
 def predict_graph(options: GraphOptions) -> int:
     """Predict the step of a traced program; the exit code."""
     if options.script is not None and options.graph is not None:
@@ -72,7 +129,10 @@ def predict_graph(options: GraphOptions) -> int:
     from echo_explore.simulate import SimulationOptions, default_simulator, parse_what_if, predict_trace
     from echo_explore.tracing import CachedTracer
 
-    if options.script is not None:
+    if options.transformers is not None:
+        trace = transformers_step(options.transformers, options.rank)
+        label = f"{options.transformers.config['model_type']} of transformers under {options.transformers.parallelism}"
+    elif options.script is not None:
         trace, label = script_step(options.script, options.world, options.rank), options.script
     else:
         assert options.graph is not None

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from echo_explore.cli import graph_files, predict
-from echo_explore.cli.predict_graph import script_step
+from echo_explore.cli.predict_graph import script_step, transformers_job, transformers_step
 from echo_explore.core import SpecError
-from echo_explore.graph import ExecutionGraph, save_rank_trace
+from echo_explore.graph import ExecutionGraph, RankTrace, save_rank_trace
 from echo_explore.specs import Candidate, JobOptions, candidate_of
+from echo_explore.tracing.transformers_request import PARALLELISMS
 
 
 def trace_command(
@@ -43,12 +44,7 @@ def trace_command(
         for name, value in (("model", model), ("layout", layout), ("global-batch-size", global_batch_size)):
             if value is not None:
                 raise SpecError(name, value, "says nothing beside --script, whose code decides", "leave it out")
-        trace = script_step(script, world, rank)
-        graph = trace.graph
-        if file_format == "native":
-            save_rank_trace(out, trace)
-        else:
-            graph_files.WRITERS[file_format](out, graph)
+        graph = _written(out, script_step(script, world, rank), file_format)
     else:
         if world is not None:
             raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
@@ -70,10 +66,22 @@ def trace_command(
             layer_split=layer_split,
             overrides=tuple(sets or ()),
         )
-        graph = _job_graph(candidate_of(options), rank)
-        graph_files.WRITERS[file_format](out, graph)
+        if framework in PARALLELISMS:
+            graph = _written(out, transformers_step(transformers_job(options), rank), file_format)
+        else:
+            graph = _job_graph(candidate_of(options), rank)
+            graph_files.WRITERS[file_format](out, graph)
     print(f"{out.absolute()}: {graph_files.summary(graph)}")
     return 0
+
+
+def _written(out: Path, trace: RankTrace, file_format: str) -> ExecutionGraph:
+    """Write the trace, with its groups where the format has room for them."""
+    if file_format == "native":
+        save_rank_trace(out, trace)
+    else:
+        graph_files.WRITERS[file_format](out, trace.graph)
+    return trace.graph
 
 
 def _job_graph(candidate: Candidate, rank: int) -> ExecutionGraph:

@@ -72,6 +72,24 @@ def _trace_script(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"num_ops": trace.graph.num_ops}
 
 
+def _trace_transformers(arguments: dict[str, Any]) -> dict[str, Any]:
+    from echo_explore.graph import save_rank_trace
+    from echo_explore.tracing import runtime
+
+    runtime.prepare()
+    from echo_explore.tracing import fake_cluster
+    from echo_explore.tracing.script_trace import trace_step
+    from echo_explore.tracing.transformers_model import build_step
+    from echo_explore.tracing.transformers_request import TransformersJob
+
+    job = TransformersJob(**arguments["job"])
+    where = f"model = {job.config['model_type']}"
+    fake_cluster.start(arguments["rank"], job.world_size)
+    trace = trace_step(lambda: build_step(job), where=where, world_size=job.world_size, rank=arguments["rank"])
+    save_rank_trace(Path(arguments["path"]), trace)
+    return {"num_ops": trace.graph.num_ops}
+
+
 def _check_layout(arguments: dict[str, Any]) -> dict[str, Any]:
     from echo_explore.tracing import runtime
 
@@ -114,6 +132,7 @@ OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "trace": _trace,
     "trace_rank": _trace_rank,
     "trace_script": _trace_script,
+    "trace_transformers": _trace_transformers,
     "check_layout": _check_layout,
     "schedule_order": _schedule_order,
     "bucket_layout": _bucket_layout,

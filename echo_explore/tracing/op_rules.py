@@ -402,12 +402,12 @@ RULES: dict[str, Rule] = {
 }
 _COPIES = """
     clone _to_copy cat stack zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full constant_pad_nd
-    arange repeat roll triu tril index_select _foreach_copy_
+    arange repeat roll triu tril index_select _foreach_copy_ scalar_tensor scatter
 """
 _REDUCTIONS = "sum mean max amax min amin all any norm linalg_vector_norm cumsum argmax topk histc _foreach_norm"
 _POINTWISE = """
     native_dropout native_dropout_backward masked_fill_ _foreach_mul_ _foreach_add_ _foreach_div_ _foreach_addcmul_
-    _foreach_addcdiv_ _foreach_sqrt _foreach_lerp_ _foreach_mul _foreach_add _foreach_sub_ _foreach_neg
+    _foreach_addcdiv_ floor_divide _foreach_sqrt _foreach_lerp_ _foreach_mul _foreach_add _foreach_sub_ _foreach_neg
 """
 for _names, _rule in ((_COPIES, _copy), (_REDUCTIONS, _reduction), (_POINTWISE, _elementwise)):
     RULES |= {f"aten.{_name}": _rule for _name in _names.split()}

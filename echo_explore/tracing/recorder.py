@@ -14,6 +14,7 @@ from echo_explore.core import TraceError
 from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase, StreamJoin
 from echo_explore.tracing import fake_device, functional_collectives
 from echo_explore.tracing.collectives import Described, FakeWork, describe, ranks_of
+from echo_explore.tracing.grouped_rules import GROUPED_RULES
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
 from echo_explore.tracing.quantise import Quantiser
 from echo_explore.tracing.regions import Region
@@ -31,7 +32,7 @@ class Home:
     layer: int
 
 
-MORE_RULES = VISION_RULES | ATTENTION_RULES
+MORE_RULES = VISION_RULES | ATTENTION_RULES | GROUPED_RULES
 """Rules of operators that only scripts call."""
 Context = tuple[Home, Phase, int, int]
 """Home, phase, forward row and fused region of what runs now."""

@@ -7,6 +7,7 @@ memory-efficient kernel, which takes masks and fp32.
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,29 @@ def fused_attention() -> Iterator[None]:
         yield
     finally:
         module.scaled_dot_product_attention = real
+
+
+@contextlib.contextmanager
+def masks_as_on_a_gpu() -> Iterator[None]:
+    """Let transformers, if a program uses it, leave out masks as on a GPU; for fake tensors it makes them all.
+
+    It asks the GPU whether a batch is one sequence a row: a wait of the host, whose answer is taken as yes.
+
+    Raises:
+        TraceError: this transformers asks in another way than 5.24 did.
+    """
+    module: Any = sys.modules.get("transformers.utils.import_utils")
+    if module is None:
+        yield
+        return
+    if not hasattr(module, "is_fake_tensor"):
+        raise TraceError("transformers: utils.import_utils.is_fake_tensor is gone; fix: use transformers 5.24")
+    real = module.is_fake_tensor
+    module.is_fake_tensor = lambda _: False
+    try:
+        yield
+    finally:
+        module.is_fake_tensor = real
 
 
 def _attention(causal_at: int, *, backward: bool = False) -> Rule:

@@ -26,7 +26,7 @@ from echo_explore.tracing.megatron_pieces import move_rows
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_rank import no_global_shapes
 from echo_explore.tracing.recorder import Recorder
-from echo_explore.tracing.script_attention import fused_attention
+from echo_explore.tracing.script_attention import fused_attention, masks_as_on_a_gpu
 from echo_explore.tracing.versions import framework_versions
 
 AXIS_NAMES = {
@@ -51,15 +51,36 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ra
     Raises:
         TraceError: the file or the function is not there, it returns no step, or it raises; with its own traceback.
     """
+    where = f"script = {path.name}:{function}"
+
+    def build() -> Any:
+        made = getattr(_load(path, where), function, None)
+        if not callable(made):
+            raise TraceError(f"{where}: there is no such function; fix: name a function of the file")
+        return made()
+
+    fake_cluster.start(rank, world_size)
+    with _environment(path, rank, world_size), _raising(where, path, rank, world_size):
+        return trace_step(build, where=where, world_size=world_size, rank=rank)
+
+
+def trace_step(build: Callable[[], Any], *, where: str, world_size: int, rank: int) -> RankTrace:
+    """The second run of the step that `build` returns, as one rank of the fake cluster that runs.
+
+    Args:
+        build: returns a function, or a function and the model; it is called on the fake cluster.
+        where: what it is, for messages.
+        world_size: ranks of the cluster.
+        rank: that is played.
+
+    Raises:
+        TraceError: it returns no step, or the step runs nothing.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    where = f"script = {path.name}:{function}"
-    fake_cluster.start(rank, world_size)
     axes = {dist.group.WORLD.group_name: Axis.DATA}  # type: ignore[union-attr]
     recorder = Recorder(axes, fuse=True)
     with (
-        _environment(path, rank, world_size),
-        _raising(where, path, rank, world_size),
         _meshes(axes),
         replicas(),
         fused_attention(),
@@ -67,9 +88,6 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ra
         torch.autograd.set_multithreading_enabled(False),
         no_global_shapes(recorder),
     ):
-        build = getattr(_load(path, where), function, None)
-        if not callable(build):
-            raise TraceError(f"{where}: there is no such function; fix: name a function of the file")
         step = build()
         model: Any = None
         if isinstance(step, tuple) and len(step) == 2:
@@ -79,7 +97,7 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ra
         if isinstance(model, torch.nn.Module):
             for name, module in model.named_modules():
                 recorder.name_module(module, name, -1)
-        with megatron_shims.recording(recorder), _optimizer_phase(recorder):
+        with masks_as_on_a_gpu(), megatron_shims.recording(recorder), _optimizer_phase(recorder):
             step()
             recorder.flush()
             first = len(recorder.rows)

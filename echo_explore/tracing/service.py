@@ -18,6 +18,7 @@ from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
 from echo_explore.tracing.rank_request import RankRequest, rank_request_of
 from echo_explore.tracing.request import TraceRequest
+from echo_explore.tracing.transformers_request import TransformersJob
 from echo_explore.tracing.versions import framework_versions
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,21 @@ class TraceService:
                 if rest:
                     told.add_note(rest)
                 raise told from None
+            return load_rank_trace(path)
+
+    def transformers_step(self, job: TransformersJob, rank: int = 0) -> RankTrace:
+        """One step of a model of the transformers package as one rank of its job.
+
+        Raises:
+            TraceError: transformers does not know the family, or has no plan for the layout.
+            MissingExtra: torch or transformers is not installed.
+            SpecError: there is no such rank.
+        """
+        if not 0 <= rank < job.world_size:
+            raise SpecError("rank", rank, f"must be 0 to {job.world_size - 1}", "choose a rank of the job")
+        with _temporary_folder() as folder:
+            path = folder / "step.npz"
+            self.call("trace_transformers", {"job": job.to_json(), "rank": rank, "path": str(path)})
             return load_rank_trace(path)
 
     def check_layout(

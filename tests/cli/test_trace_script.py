@@ -1,5 +1,7 @@
 """`echo-explore trace --script`: what it prints, and how it refuses."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,48 @@ def test_bad_input(cli: Cli, arguments: list[str], message: str) -> None:
 def test_a_job_needs_a_model(cli: Cli) -> None:
     result = cli("trace", "--rank", "0", "--out", "step.npz")
     assert (result.code, "model = '(missing)': must be given" in result.err) == (2, True)
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1000,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+JOB = ["--model", "config.json", "--framework", "transformers-fsdp2", "--layout", "tp=1", "--global-batch-size", "16"]
+
+
+def test_a_script_and_its_graph_have_one_step_time(cli: Cli) -> None:
+    traced = cli(*ROOT, f"{EXAMPLE}:build", "--world", "16", "--rank", "0", "--out", "step.npz")
+    assert traced.code == 0
+    common = ["--cluster", "a100-80gb-hdr", "--json"]
+    script = json.loads(cli("predict", "--script", f"{EXAMPLE}:build", "--world", "16", *common).out)
+    graph = json.loads(cli("predict", "--graph", "step.npz", *common).out)
+    assert script["step_time_s"] == graph["step_time_s"] > 0
+    assert script["num_ranks"] == 16
+    assert script["breakdown"]["data_s"] > 0
+
+
+def test_a_config_of_transformers_has_a_step_time(cli: Cli) -> None:
+    Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    done = cli("predict", *JOB, "--num-gpus", "8", "--micro-batch-size", "2", "--cluster", "h100-ndr")
+    assert done.code == 0, done.err
+    assert "llama of transformers under fsdp2 on 8 x" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--script", f"{EXAMPLE}:build", "--world", "8", "--model", "x"], "model = 'x': says nothing beside --script"),
+        (["--script", f"{EXAMPLE}:build", "--graph", "a.npz"], "says the same as --script"),
+        (["--graph", "a.npz", "--world", "8"], "is written in the graph file"),
+        (["--graph", "a.npz"], "a.npz"),
+        (["--world", "8"], "is the size of a script's job"),
+        (["--layout", "tp=1"], "must be given; fix: add --model"),
+        ([*JOB, "--micro-batch-size", "3"], "must be a multiple of dp \\* micro-batch"),
+        ([*JOB, "--micro-batch-size", "1", "--layout", "pp=2"], "layout.pp = 2: is not traced for transformers"),
+    ],
+)
+def test_bad_input_of_predictions(cli: Cli, arguments: list[str], message: str) -> None:
+    Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    done = cli("predict", *arguments, "--cluster", "h100-ndr")
+    assert done.code == 2
+    assert re.search(message, done.err), done.err

@@ -96,3 +96,29 @@ def test_fsdp_gathers_the_next_layer_while_one_runs(service: TraceService) -> No
         trace, cluster=load_cluster("a100-80gb-hdr"), stack=load_stack("torchtitan-fsdp2"), simulator=simulator
     )
     assert done.breakdown["data_s"] < 0.7 * done.busy_s["data"]
+
+
+@pytest.mark.parametrize("rank", [4, 5, 7])
+@pytest.mark.parametrize(
+    ("function", "chunks"), [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 2), ("zero_bubble", 2), ("dual_pipe", 2)]
+)
+def test_every_schedule_computes_and_sends_what_its_stages_must(
+    service: TraceService, function: str, chunks: int, rank: int
+) -> None:
+    graph = step(service, "pipeline_step.py", function, rank=rank).graph
+    place, rows, hidden, batches = rank % 4, 1024, 512, 8
+    product = 2.0 * rows * hidden * 4 * hidden
+    held = {
+        "interleaved": [place, place + 4], "zero_bubble": [place, 7 - place], "dual_pipe": [place, 7 - place],
+    }.get(function, [place])  # fmt: skip
+    inputs = 0 if 0 in held else 1  # the first stage needs no gradient of its input
+    backward = 3 * len(held) + sum(1 if stage else 0 for stage in held)
+    assert inputs >= 0
+    assert graph.flop.sum() == pytest.approx(batches * product * (2 * len(held) + backward))
+    last = 4 * chunks - 1
+    local = 1 if function in ("zero_bubble", "dual_pipe") and 3 in held else 0  # both sides of the turn
+    forwards = sum(stage < last for stage in held) - local
+    backwards = sum(stage > 0 for stage in held) - local
+    sends, receives = (int((graph.collective == kind).sum()) for kind in (Collective.SEND, Collective.RECV))
+    assert sends == batches * (forwards + backwards)
+    assert receives == batches * (sum(stage > 0 for stage in held) + sum(stage < last for stage in held) - 2 * local)

@@ -1,0 +1,61 @@
+"""What is asked of a model of the transformers package: its config and how PyTorch splits it; no torch is needed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from echo_explore.core import SpecError
+
+PARALLELISMS = {"transformers-fsdp2": "fsdp2", "transformers-ddp": "ddp"}
+"""Names of `--framework`, and what wraps the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersJob:
+    """A training step of a model that the transformers package makes from a config.
+
+    Attributes:
+        config: keys of its `config.json`.
+        parallelism: `fsdp2` (bf16 over fp32 shards) or `ddp` (autocast).
+        tensor_parallel: ranks of DTensor's plan, which the config's class names; 1: none.
+        recompute: `none` or `full` (`torch.utils.checkpoint` around each layer).
+        precision: bf16, fp16 or fp32.
+    """
+
+    config: Mapping[str, Any]
+    parallelism: str
+    tensor_parallel: int
+    world_size: int
+    num_micro_batches: int
+    micro_batch_size: int
+    sequence_length: int
+    recompute: str
+    precision: str
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be run.
+
+        Raises:
+            SpecError: naming the field.
+        """
+        if not isinstance(self.config.get("model_type"), str):
+            raise SpecError(
+                "config: model_type", "(missing)", "must be given as text", "use a Hugging Face config.json"
+            )
+        if self.world_size % self.tensor_parallel:
+            raise SpecError(
+                "layout.tp", self.tensor_parallel, f"must divide the {self.world_size} GPUs", "change tp or --num-gpus"
+            )
+        if self.parallelism == "ddp" and self.tensor_parallel > 1:
+            raise SpecError("layout.tp", self.tensor_parallel, "is not combined with ddp", "use transformers-fsdp2")
+        if self.recompute not in ("none", "full"):
+            raise SpecError("recompute", self.recompute, "is not what transformers can do", "use none or full")
+        if self.precision not in ("bf16", "fp16", "fp32"):
+            raise SpecError("precision", self.precision, "is not traced for transformers", "use bf16, fp16 or fp32")
+        for name in ("num_micro_batches", "micro_batch_size", "sequence_length"):
+            if getattr(self, name) < 1:
+                raise SpecError(name, getattr(self, name), "must be 1 or more", "correct it")
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain JSON value; `TransformersJob(**value)` makes it again."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"config": dict(self.config)}

@@ -1,0 +1,153 @@
+"""Models of the transformers package: the translated ModelSpec is the real model, and PyTorch sends what it must."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_explore.core import SpecError, TraceError
+from echo_explore.graph import Axis, Collective, OpClass, Phase, RankTrace
+from echo_explore.specs.huggingface import model_from_dict
+from echo_explore.specs.parameters import count_parameters
+from echo_explore.tracing import TraceService
+from echo_explore.tracing.transformers_request import TransformersJob
+
+pytestmark = pytest.mark.torch
+HIDDEN, LAYERS, HEADS, WORDS, LENGTH = 512, 2, 8, 1000, 256
+BASE: dict[str, Any] = {
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 4,
+    "vocab_size": WORDS, "max_position_embeddings": 512, "intermediate_size": 1408, "hidden_act": "silu",
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": BASE | {"model_type": "llama", "tie_word_embeddings": False},
+    "mixtral": BASE
+    | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False},
+    "qwen3_moe": BASE
+    | {
+        "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 192,
+        "head_dim": 64, "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 512,
+        "vocab_size": WORDS, "activation_function": "gelu_new",
+    },
+    "bert": BASE | {"model_type": "bert", "hidden_act": "gelu"},
+}  # fmt: skip
+
+
+def step(service: TraceService, family: str, parallelism: str = "fsdp2", **changes: Any) -> RankTrace:
+    values: dict[str, Any] = {
+        "config": CONFIGS[family], "parallelism": parallelism, "tensor_parallel": 1, "world_size": 4,
+        "num_micro_batches": 1, "micro_batch_size": 2, "sequence_length": LENGTH, "recompute": "none",
+        "precision": "bf16",
+    }  # fmt: skip
+    job = TransformersJob(**values | changes)
+    return service.transformers_step(job, rank=job.world_size - 1)
+
+
+def attention_flop(family: str) -> float:
+    """Of forward and backward: 2 b h s^2 (2 d + 5 d), half under a causal mask."""
+    full = 2.0 * 2 * LENGTH**2 * HIDDEN * 7 * LAYERS
+    return full if family == "bert" else full / 2
+
+
+def product_flop(family: str) -> float:
+    """Three products of 2 FLOP a parameter that a token meets; lookups and norms meet none."""
+    config = CONFIGS[family]
+    head = HIDDEN * WORDS
+    wide = {
+        "llama": 3 * HIDDEN * 1408,
+        "mixtral": 2 * 3 * HIDDEN * 1408 + 8 * HIDDEN,
+        "qwen3_moe": 4 * 3 * HIDDEN * 192 + 16 * HIDDEN,
+        "gpt2": 8 * HIDDEN**2,
+        "bert": 2 * HIDDEN * 1408,
+    }[family]
+    keys = config.get("num_key_value_heads", HEADS) if family not in ("gpt2", "bert") else HEADS
+    attention = 2 * HIDDEN**2 + 2 * HIDDEN * keys * 64
+    extra = HIDDEN**2 if family == "bert" else 0  # the transform before the head
+    return 6.0 * 2 * LENGTH * (LAYERS * (attention + wide) + head + extra)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_executed_flop_are_the_closed_form(service: TraceService, family: str) -> None:
+    graph = step(service, family).graph
+    assert graph.flop.sum() == pytest.approx(product_flop(family) + attention_flop(family), rel=1e-3)
+    assert (graph.op_class == OpClass.ATTENTION).sum() == 2 * LAYERS
+    grouped = {"mixtral": 6 * LAYERS, "qwen3_moe": 6 * LAYERS}.get(family, 0)
+    assert (graph.op_class == OpClass.GROUPED_GEMM).sum() == grouped
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe", "gpt2"])
+def test_the_translated_model_has_the_parameters_of_the_real_one(service: TraceService, family: str) -> None:
+    graph = step(service, family, world_size=1).graph
+    updated = graph.dims[graph.op_class == OpClass.OPTIMIZER, 0].sum()
+    translated = count_parameters(model_from_dict(CONFIGS[family], name=family)).total
+    assert updated == translated
+
+
+def test_fsdp2_gathers_and_reduces_in_closed_form(service: TraceService) -> None:
+    trace = step(service, "llama", num_micro_batches=2, recompute="full")
+    graph = trace.graph
+    # A micro-batch: root and layers are gathered forward, layers again backward; root and layers are reduced.
+    assert (graph.collective == Collective.ALL_GATHER).sum() == 2 * (1 + 2 * LAYERS)
+    assert (graph.collective == Collective.REDUCE_SCATTER).sum() == 2 * (1 + LAYERS)
+    parameters = count_parameters(model_from_dict(CONFIGS["llama"], name="llama")).total
+    reduced = graph.message_bytes[graph.collective == Collective.REDUCE_SCATTER].sum()
+    assert reduced == pytest.approx(2 * 4 * parameters, rel=1e-2)  # padded to the ranks
+    assert (graph.phase == Phase.RECOMPUTE).sum() > 0
+
+
+def test_ddp_reduces_once_a_step(service: TraceService) -> None:
+    one, two = (step(service, "gpt2", "ddp", num_micro_batches=n).graph for n in (1, 2))
+    for graph in (one, two):
+        reduced = graph.message_bytes[graph.collective == Collective.ALL_REDUCE].sum()
+        assert reduced == 4 * count_parameters(model_from_dict(CONFIGS["gpt2"], name="gpt2")).total
+
+
+def test_a_dtensor_plan_reduces_behind_rows_and_before_columns(service: TraceService) -> None:
+    graph = step(service, "llama", tensor_parallel=2).graph
+    tensor = (graph.axis == Axis.TENSOR) & (graph.collective == Collective.ALL_REDUCE) & (graph.message_bytes > 1e4)
+    assert (tensor & (graph.phase == Phase.FORWARD)).sum() == 2 * LAYERS
+    assert (tensor & (graph.phase == Phase.BACKWARD)).sum() == 5 * LAYERS
+    assert set(graph.message_bytes[tensor].tolist()) == {2.0 * 2 * LENGTH * HIDDEN}
+    whole = step(service, "llama").graph.flop
+    head = 6.0 * 2 * LENGTH * HIDDEN * WORDS
+    assert graph.flop.sum() - head == pytest.approx((whole.sum() - head) / 2, rel=1e-3)
+
+
+def test_the_pieces_lie_on_their_groups(service: TraceService) -> None:
+    trace = step(service, "llama", tensor_parallel=2)
+    rows = np.flatnonzero(trace.graph.axis == Axis.TENSOR)
+    assert {trace.groups[trace.group_of_row[row]] for row in rows} == {(2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel": 3}, "layout.tp = 3: must divide the 4 GPUs"),
+        ({"tensor_parallel": 2, "parallelism": "ddp"}, "is not combined with ddp"),
+        ({"recompute": "selective"}, "recompute = 'selective'"),
+        ({"precision": "fp8"}, "precision = 'fp8'"),
+        ({"config": {}}, "model_type"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(service: TraceService, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        step(service, "llama", **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gpt2", {"tensor_parallel": 2}, "transformers has no plan for gpt2"),
+        ("mixtral", {"tensor_parallel": 2}, "not by DTensor"),
+        ("mixtral", {"parallelism": "ddp"}, "use transformers-fsdp2"),
+        ("llama", {"config": {"model_type": "no-such-family"}}, "transformers does not know it"),
+    ],
+)
+def test_what_transformers_cannot_do_is_said(
+    service: TraceService, family: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        step(service, family, **changes)
