@@ -10,6 +10,7 @@ from echo_explore.search.driver import Ending
 from echo_explore.search.failures import standing_failures
 from echo_explore.search.objective import best_of, format_objective, time_unit
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
+from echo_explore.search.ties import num_tied, tie_line
 
 NUM_BEST = 10
 """Layouts in the table."""
@@ -116,6 +117,11 @@ class SearchResult:
         better = {"step_time_s": "faster", "cost_usd": "cheaper"}.get(name, "better")
         return f"{line}; none of them can fit and be {better} than {format_objective(name, self.best[0].values[0])}"
 
+    @property
+    def num_tied(self) -> int:
+        """Of the best by step time, how many predictions cannot tell from the first; 0 with other objectives."""
+        return num_tied(self.best) if self.objectives == ("step_time_s",) else 0
+
     def _nothing(self) -> str:
         """What to say where there is no best."""
         if self.certified:
@@ -135,6 +141,7 @@ class SearchResult:
             "certificate": self.certificate(),
             "counts": asdict(self.counts),
             "best": [record_row(record, self.objectives) for record in self.best],
+            "num_tied": self.num_tied,
             "failures": list(self.failures),
             "timeline": str(self.timeline) if self.timeline else None,
             "header": dict(self.header),
@@ -143,6 +150,8 @@ class SearchResult:
     def to_text(self) -> str:
         """The table of the best, the certificate and the paths, for people."""
         lines = [table(self.best, self.objectives) if self.best else self._nothing()]
+        if line := tie_line(self.num_tied, len(self.best)):
+            lines.append(line)
         lines.append(self.certificate())
         lines += [f"failed: {cause}" for cause in self.failures]
         if self.timeline:
