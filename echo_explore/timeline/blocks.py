@@ -16,7 +16,7 @@ from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
-from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, rank_ops, run_program
+from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, ran_ops, run_program
 from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds, scaled
 
 Fidelity = Literal["kernel", "block"]
@@ -187,9 +187,10 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
     """Each template as one body, from a run in which each has a rank for itself; and the ops of that run."""
     pool = Pool.of(templates)
     copies = copy_templates(pool, np.arange(len(templates), dtype=np.int64))
-    n = copies.ops.num_ops
+    ops = copies.ops_with(())
+    n = ops.num_ops
     program = Program(
-        ops=copies.ops,
+        ops=ops,
         rank=copies.owner,
         peer=np.full(n, -1, dtype=np.int64),
         order=np.arange(n, dtype=np.float64),
@@ -199,14 +200,14 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
         num_ranks=len(templates),
     )
     times = run_program(program, pairs)
-    is_host = copies.ops.charge == Charge.LAUNCH
-    is_work = copies.ops.charge < Charge.HOST
+    is_host = ops.charge == Charge.LAUNCH
+    is_work = ops.charge < Charge.HOST
+    ran = ran_ops(program, times, copies.owner)
     collapsed = []
     for i, template in enumerate(templates):
         rows = slice(int(copies.entry[i]), int(copies.exit[i]) + 1)
         body_s = float(times.end_s[rows][is_work[rows]].max(initial=0.0))
         host_s = float(times.end_s[rows][is_host[rows]].max(initial=0.0))
-        ran = rank_ops(program, times, i, copies.owner)
-        charges = charge_rank(ran, pool.bodies, from_s=0.0, to_s=body_s)
+        charges = charge_rank(ran, i, pool.bodies, from_s=0.0, to_s=body_s)
         collapsed.append(collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges))
     return collapsed, n

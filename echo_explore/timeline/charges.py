@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from echo_explore.core.jit import jit
 from echo_explore.graph.execution_graph import Floats, Ints
@@ -42,6 +41,13 @@ AXIS_SIGMA = CLASS_SIGMA + NUM_CODES
 """First of NUM_AXES columns: charged seconds of transfers times the sigma of their log, by axis."""
 NUM_COLUMNS = AXIS_SIGMA + NUM_AXES
 
+_BODY, _RECOMPUTE, _OPTIMIZER, _MARK = (
+    int(kind) for kind in (Charge.BODY, Charge.RECOMPUTE, Charge.OPTIMIZER, Charge.MARK)
+)
+_IN_COMPUTE, _IN_OPTIMIZER, _IN_RECOMPUTE, _IN_INTERFERENCE = (
+    int(column) for column in (Column.COMPUTE, Column.OPTIMIZER, Column.RECOMPUTE, Column.INTERFERENCE)
+)  # compiled code wants plain numbers
+
 # Levels of the sweep, the lowest present gets the instant. What waits inside a forward or backward comes before what
 # runs beside it from outside, so that one whose charges are known beforehand is charged alike.
 _BUSY, _IDLE = 0, 8
@@ -55,8 +61,8 @@ _HOST_LEVELS: Ints = _LEVEL_OF[[Charge.LAUNCH, Charge.HOST]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankOps:
-    """Ops of one rank as they ran, and the transfers of peers to it; columns of shape (num_ops,).
+class RanOps:
+    """Ops of all ranks as they ran; columns of shape (num_ops,).
 
     Attributes:
         start_s: start.
@@ -65,8 +71,10 @@ class RankOps:
         op_class: OpClass of a kernel.
         duration_s: alone.
         sigma_log: of duration_s.
-        body: row of the body table for a `Charge.BODY`, else -1.
-        incoming: the op is a peer's transfer to this rank.
+        source: op of the pool that it is a copy of, -1 for others.
+        body_of_source: (num_pool_ops,) row of the body table of an op of the pool.
+        own: by rank, its ops.
+        incoming: by rank, transfers of peers to it.
     """
 
     start_s: Floats
@@ -75,63 +83,115 @@ class RankOps:
     op_class: Ints
     duration_s: Floats
     sigma_log: Floats
-    body: Ints
-    incoming: npt.NDArray[np.bool_]
+    source: Ints
+    body_of_source: Ints
+    own: tuple[Ints, ...]
+    incoming: tuple[Ints, ...]
 
 
-def charge_rank(ops: RankOps, bodies: Floats, *, from_s: float, to_s: float) -> Floats:
-    """Charges between two instants, `(NUM_COLUMNS,)`.
+def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: float) -> Floats:
+    """Charges of a rank between two instants, `(NUM_COLUMNS,)`.
 
     Kernels of one rank never overlap each other. An instant without one goes to a transfer of the rank that is under
     way (tensor, context, expert), to the host if the rank waits for its launches, to other transfers (data, pipeline),
     else to the host if it launches, else to the bubble.
 
     Args:
-        ops: of the rank. Bodies must lie wholly inside or outside the window.
+        ops: of all ranks. Bodies must lie wholly inside or outside the window.
+        rank: the rank.
         bodies: (num_bodies, NUM_COLUMNS) charges of the bodies.
         from_s: start of the window.
         to_s: end of the window.
     """
+    own, incoming = ops.own[rank], ops.incoming[rank]
     charges = np.zeros(NUM_COLUMNS)
-    start = np.clip(ops.start_s, from_s, to_s)
-    end = np.clip(ops.end_s, from_s, to_s)
-    lasts = end > start
-    is_body = (ops.charge == Charge.BODY) & lasts
-    if is_body.any():
-        charges += np.bincount(ops.body[is_body], minlength=bodies.shape[0]).astype(np.float64) @ bodies
-    _charge_kernels(charges, ops, (end - start) * (~is_body & (ops.charge <= Charge.OPTIMIZER)))
-    lasts &= ops.charge != Charge.MARK
-    _charge_rest(charges, ops, start, end, np.flatnonzero(lasts), from_s=from_s, to_s=to_s)
-    return charges
-
-
-def _charge_kernels(charges: Floats, ops: RankOps, took: Floats) -> None:
-    is_optimizer = ops.charge == Charge.OPTIMIZER
-    in_optimizer = float(took[is_optimizer].sum())
-    charges[Column.OPTIMIZER] += in_optimizer
-    charges[Column.COMPUTE] += float(took[~is_optimizer].sum())
-    charges[Column.RECOMPUTE] += float(took[ops.charge == Charge.RECOMPUTE].sum())
-    slowed = np.where(is_optimizer | (took == 0), 0.0, took - ops.duration_s)
-    charges[Column.INTERFERENCE] += float(slowed.sum())
-    charges[CLASS_SIGMA : CLASS_SIGMA + NUM_CODES] += np.bincount(
-        ops.op_class, weights=took * ops.sigma_log, minlength=NUM_CODES
-    )
-
-
-def _charge_rest(
-    charges: Floats, ops: RankOps, start: Floats, end: Floats, rows: Ints, *, from_s: float, to_s: float
-) -> None:
-    level_of = _LEVEL_OF[ops.charge[rows]]
-    time = np.concatenate([start[rows], end[rows]])
+    num_of_body = np.zeros(bodies.shape[0])
+    most = own.shape[0] + incoming.shape[0]
+    starts, ends, levels, sigmas = np.empty(most), np.empty(most), np.empty(most, np.int64), np.empty(most)
+    busy = np.zeros(_IDLE + 1)
+    columns = (ops.start_s, ops.end_s, ops.charge, ops.op_class, ops.duration_s, ops.sigma_log)
+    intervals = (starts, ends, levels, sigmas)
+    body_of = (ops.source, ops.body_of_source)
+    n = _collect(own, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy, intervals, 0)
+    n = _collect(incoming, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy[:0], intervals, n)
+    if num_of_body.any():
+        charges += num_of_body @ bodies
+    time = np.concatenate([starts[:n], ends[:n]])
     exclusive, weighted = np.zeros(_IDLE + 1), np.zeros(_IDLE + 1)
-    sweep(time, np.argsort(time, kind="stable"), level_of, ops.sigma_log[rows], from_s, to_s, exclusive, weighted)
+    sweep(time, np.argsort(time, kind="stable"), levels[:n], sigmas[:n], from_s, to_s, exclusive, weighted)
     charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_AXIS_LEVELS]
     charges[Column.HOST] += exclusive[_HOST_LEVELS].sum()
     charges[Column.BUBBLE] += exclusive[_IDLE]
     charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES] += weighted[_AXIS_LEVELS]
-    own = ~ops.incoming[rows]
-    busy = np.bincount(level_of[own], weights=(end - start)[rows][own], minlength=_IDLE + 1)
     charges[BUSY : BUSY + NUM_AXES] += busy[_AXIS_LEVELS]
+    return charges
+
+
+@jit
+def _collect(
+    rows: Ints,
+    columns: tuple[Floats, Floats, Ints, Ints, Floats, Floats],
+    body_of: tuple[Ints, Ints],
+    from_s: float,
+    to_s: float,
+    level_of: Ints,
+    charges: Floats,
+    num_of_body: Floats,
+    busy: Floats,
+    intervals: tuple[Floats, Floats, Ints, Floats],
+    count: int,
+) -> int:
+    """Number of intervals for the sweep, `count` of them there before; kernels that touch are one.
+
+    Args:
+        rows: ops to look at.
+        columns: start_s, end_s, charge, op_class, duration_s and sigma_log of all ops.
+        body_of: source and body_of_source, see `RanOps`.
+        from_s: start of the window.
+        to_s: its end.
+        level_of: level of a Charge.
+        charges: in and out: what kernels add.
+        num_of_body: in and out: bodies that ran.
+        busy: in and out: seconds by level; empty where transfers of others are looked at.
+        intervals: out: start, end, level and sigma.
+        count: intervals that are there.
+    """
+    start, end, charge, op_class, duration, sigma_log = columns
+    source, body_of_source = body_of
+    starts, ends, levels, sigmas = intervals
+    last_kernel = -1
+    for op in rows:
+        low = min(max(start[op], from_s), to_s)
+        high = min(max(end[op], from_s), to_s)
+        kind = charge[op]
+        if kind == _MARK or high <= low:
+            continue
+        took = high - low
+        level = level_of[kind]
+        if busy.shape[0] > 0:
+            busy[level] += took
+        if kind == _BODY:
+            num_of_body[body_of_source[source[op]]] += 1.0
+        elif kind <= _OPTIMIZER:
+            if kind == _OPTIMIZER:
+                charges[_IN_OPTIMIZER] += took
+            else:
+                charges[_IN_COMPUTE] += took
+                charges[_IN_INTERFERENCE] += took - duration[op]
+                if kind == _RECOMPUTE:
+                    charges[_IN_RECOMPUTE] += took
+            charges[CLASS_SIGMA + op_class[op]] += took * sigma_log[op]
+        if level == _BUSY:
+            if last_kernel >= 0 and ends[last_kernel] == low:
+                ends[last_kernel] = high
+                continue
+            last_kernel = count
+        starts[count] = low
+        ends[count] = high
+        levels[count] = level
+        sigmas[count] = sigma_log[op]
+        count += 1
+    return count
 
 
 @jit

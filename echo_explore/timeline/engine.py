@@ -109,6 +109,7 @@ def run_events(
     for s in range(num_streams):
         todo[s] = num_streams - 1 - s
     num_todo = num_streams
+    has_hole = False
     now = 0.0
     done = 0
     while True:
@@ -142,9 +143,14 @@ def run_events(
                     rate[s] = 1.0
                     since[s] = now
                     key[s] = now + duration[op]
-                    heap[size] = s
-                    size += 1
-                    _settle(heap, where, key, size, size - 1)
+                    if has_hole:
+                        has_hole = False
+                        heap[0] = s
+                        _settle(heap, where, key, size, 0)
+                    else:
+                        heap[size] = s
+                        size += 1
+                        _settle(heap, where, key, size, size - 1)
                     r = s // streams_per_rank
                     if traffic_class[op] > 0:
                         num_comms[r] += 1
@@ -165,6 +171,12 @@ def run_events(
                             queued[q] = 1
                             todo[num_todo] = q
                             num_todo += 1
+        if has_hole:
+            has_hole = False
+            size -= 1
+            if size > 0:
+                heap[0] = heap[size]
+                _settle(heap, where, key, size, 0)
         while num_changed > 0:
             num_changed -= 1
             r = changed_ranks[num_changed]
@@ -198,10 +210,7 @@ def run_events(
             break
         s = heap[0]
         now = key[s]
-        size -= 1
-        if size > 0:
-            heap[0] = heap[size]
-            _settle(heap, where, key, size, 0)
+        has_hole = True  # the next stream to start takes the place of the one that has ended
         op = running[s]
         running[s] = -1
         end[op] = now

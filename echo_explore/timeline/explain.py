@@ -12,7 +12,7 @@ from echo_explore.timeline.breakdown import AXIS_NAMES
 from echo_explore.timeline.charges import NUM_AXES, Column, charge_rank
 from echo_explore.timeline.ops import NUM_STREAMS, Charge
 from echo_explore.timeline.pipeline import StepProgram
-from echo_explore.timeline.program import Program, Times, rank_ops
+from echo_explore.timeline.program import Program, Times, ran_ops
 from echo_explore.timeline.templates import Template
 
 _AXIS_OF_CHARGE = {Charge.TENSOR + i: name for i, name in enumerate(AXIS_NAMES)}
@@ -151,10 +151,12 @@ def _bubble_split(step: StepProgram, times: Times, stage: int) -> BubbleSplit:
     is_forward = layout.phase[blocks] == PassKind.FORWARD
     first_backward = float(times.start_s[step.entry[blocks[~is_forward]]].min())
     last_forward = float(times.end_s[step.exit[blocks[is_forward]]].max())
-    ops = rank_ops(step.program, times, stage, step.body_of_source)
+    ops = ran_ops(step.program, times, step.body_of_source)
     finish = float(times.end_s[step.program.rank == stage].max())
     edges = (0.0, min(first_backward, last_forward), max(first_backward, last_forward), finish)
-    waits = [float(charge_rank(ops, step.pool.bodies, from_s=a, to_s=b)[Column.BUBBLE]) for a, b in pairwise(edges)]
+    waits = [
+        float(charge_rank(ops, stage, step.pool.bodies, from_s=a, to_s=b)[Column.BUBBLE]) for a, b in pairwise(edges)
+    ]
     if first_backward > last_forward:  # all forwards first: what lies between belongs to the warm-up
         waits = [waits[0] + waits[1], 0.0, waits[2]]
     return BubbleSplit(warm_up_s=waits[0], steady_s=waits[1], cool_down_s=waits[2])

@@ -1,6 +1,6 @@
 """The program of a whole step: blocks in the order of the schedule, transfers between stages, data-parallel traffic."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.ops import Charge, Stream
-from echo_explore.timeline.program import Copies, Pool, Program, concatenate_ops, copy_templates
+from echo_explore.timeline.program import Copies, Pool, Program, copy_templates
 from echo_explore.timeline.templates import Template, expand
 from echo_explore.timeline.traffic import Extras, add_buckets, add_gathers, add_sends
 
@@ -79,7 +79,7 @@ def build_step(
     which = np.concatenate([of_blocks, 2 * num_distinct + len(blocks.halves) + np.arange(num_stages)])
     copies = copy_templates(pool, which)
     rank_of_copy = np.concatenate([layout.stage, np.arange(num_stages)])
-    extras = Extras(copies.ops.num_ops)
+    extras = Extras(copies.num_ops)
     send_of = add_sends(job, layout, copies, extras)
     gathers = add_gathers(job, blocks, layout, copies, extras)
     buckets = add_buckets(job, blocks, layout, copies, send_of, extras)
@@ -123,15 +123,16 @@ def _epilogue_templates(job: PipelineJob) -> list[Template]:
 
 def _rendezvous(job: PipelineJob, copies: Copies, num_blocks: int) -> Ints:
     """(num_ops of the copies,) rendezvous group of every op; collectives over stages in the epilogues meet in order."""
-    group = np.full(copies.ops.num_ops, -1, dtype=np.int64)
+    group = np.full(copies.num_ops, -1, dtype=np.int64)
     num_stages = len(job.stages)
     if num_stages == 1:
         return group
-    in_epilogue = np.flatnonzero(copies.owner >= num_blocks)
+    in_epilogue = np.arange(copies.entry[num_blocks], copies.num_ops, dtype=np.int64)
     stage = copies.owner[in_epilogue] - num_blocks
+    axis_of = copies.pool.ops.axis[copies.source[in_epilogue]]
     next_group = 0
     for axis, members in ((Axis.EMBEDDING, (0, num_stages - 1)), (Axis.MODEL, tuple(range(num_stages)))):
-        on_axis = copies.ops.axis[in_epilogue] == axis
+        on_axis = axis_of == axis
         ops_of = [in_epilogue[on_axis & (stage == s)] for s in range(num_stages)]
         counts = [len(ops_of[s]) for s in members]
         if len(set(counts)) > 1 or sum(counts) != sum(len(o) for o in ops_of):
@@ -148,16 +149,11 @@ def _rendezvous(job: PipelineJob, copies: Copies, num_blocks: int) -> Ints:
 
 
 def _join(copies: Copies, rank_of_copy: Ints, extras: Extras, group: Ints) -> Program:
-    n = copies.ops.num_ops
-    joined = concatenate_ops([copies.ops, *extras.ops])
-    num_extras = joined.num_ops - n
-    nothing = np.full(num_extras, -1, dtype=np.int64)
+    n = copies.num_ops
+    ops = copies.ops_with(extras.ops, list(zip(extras.source, extras.target, strict=True)))
+    nothing = np.full(ops.num_ops - n, -1, dtype=np.int64)
     return Program(
-        ops=replace(
-            joined,
-            edge_source=np.concatenate([copies.ops.edge_source, *extras.source]),
-            edge_target=np.concatenate([copies.ops.edge_target, *extras.target]),
-        ),
+        ops=ops,
         rank=np.concatenate([rank_of_copy[copies.owner], *extras.rank]),
         peer=np.concatenate([np.full(n, -1, dtype=np.int64), *extras.peer]),
         order=np.concatenate([np.arange(n, dtype=np.float64), *extras.order]),

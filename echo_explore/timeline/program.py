@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_explore.core import EchoError, SpecError
+from echo_explore.core.jit import jit
 from echo_explore.graph.execution_graph import Floats, Ints
-from echo_explore.timeline.charges import NUM_COLUMNS, RankOps
+from echo_explore.timeline.charges import NUM_COLUMNS, RanOps
 from echo_explore.timeline.engine import run_events
 from echo_explore.timeline.ops import NUM_STREAMS, OP_COLUMNS, Ops, Stream
 from echo_explore.timeline.ports import InterferenceModel
@@ -98,30 +99,64 @@ def concatenate_ops(parts: Sequence[Ops]) -> Ops:
     return Ops(**columns)
 
 
+@jit
 def _ragged(first: Ints, sizes: Ints) -> tuple[Ints, Ints]:
     """Indices `first[i] .. first[i] + sizes[i] - 1` for all i, and the i of each."""
-    owner = np.repeat(np.arange(sizes.shape[0], dtype=np.int64), sizes)
-    starts = np.cumsum(sizes) - sizes
-    return np.arange(owner.shape[0], dtype=np.int64) - starts[owner] + first[owner], owner
+    total = sizes.sum()
+    index, owner = np.empty(total, np.int64), np.empty(total, np.int64)
+    at = 0
+    for i in range(sizes.shape[0]):
+        for j in range(sizes[i]):
+            index[at] = first[i] + j
+            owner[at] = i
+            at += 1
+    return index, owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Copies:
-    """Copies of templates.
+    """Copies of templates, the ops of all counted from the first.
 
     Attributes:
-        ops: their ops, edges counted from the first op of all.
+        pool: what was copied.
         source: (num_ops,) op of the pool.
         owner: (num_ops,) copy that an op belongs to.
         entry: (num_copies,) first op of a copy.
         exit: (num_copies,) last op of a copy.
+        edge_source: (num_edges,) op that must end ...
+        edge_target: (num_edges,) ... before this one starts.
     """
 
-    ops: Ops
+    pool: Pool
     source: Ints
     owner: Ints
     entry: Ints
     exit: Ints
+    edge_source: Ints
+    edge_target: Ints
+
+    @property
+    def num_ops(self) -> int:
+        """Ops of all copies."""
+        return int(self.source.shape[0])
+
+    def ops_with(self, further: Sequence[Ops], edges: Sequence[tuple[Ints, Ints]] = ()) -> Ops:
+        """The ops of the copies, then these, with these edges (sources and targets) besides the copies' own."""
+        n = self.num_ops
+        total = n + sum(part.num_ops for part in further)
+        columns = {}
+        for name in OP_COLUMNS:
+            table = getattr(self.pool.ops, name)
+            column = np.empty(total, dtype=table.dtype)
+            np.take(table, self.source, out=column[:n], mode="clip")
+            if further:
+                np.concatenate([getattr(part, name) for part in further], out=column[n:])
+            columns[name] = column
+        return Ops(
+            **columns,
+            edge_source=np.concatenate([self.edge_source, *(source for source, _ in edges)]),
+            edge_target=np.concatenate([self.edge_target, *(target for _, target in edges)]),
+        )
 
 
 def copy_templates(pool: Pool, which: Ints) -> Copies:
@@ -130,13 +165,16 @@ def copy_templates(pool: Pool, which: Ints) -> Copies:
     source, owner = _ragged(pool.first[which], sizes)
     entry = np.cumsum(sizes) - sizes
     edges, edge_owner = _ragged(pool.first_edge[which], np.diff(pool.first_edge)[which])
-    columns = {name: getattr(pool.ops, name)[source] for name in OP_COLUMNS}
-    ops = Ops(
-        **columns,
-        edge_source=pool.ops.edge_source[edges] + entry[edge_owner],
-        edge_target=pool.ops.edge_target[edges] + entry[edge_owner],
+    start = entry[edge_owner]
+    return Copies(
+        pool=pool,
+        source=source,
+        owner=owner,
+        entry=entry,
+        exit=entry + sizes - 1,
+        edge_source=pool.ops.edge_source[edges] + start,
+        edge_target=pool.ops.edge_target[edges] + start,
     )
-    return Copies(ops=ops, source=source, owner=owner, entry=entry, exit=entry + sizes - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,12 +210,31 @@ class Times:
     end_s: Floats
 
 
+@jit
 def _csr(keys: Ints, num_keys: int) -> tuple[Ints, Ints]:
-    """Offsets of every key into the order that sorts `keys`, and that order."""
-    order = np.argsort(keys, kind="stable")
-    offsets = np.zeros(num_keys + 1, dtype=np.int64)
-    np.cumsum(np.bincount(keys, minlength=num_keys), out=offsets[1:])
-    return offsets, order.astype(np.int64)
+    """Offsets of every key into the order that sorts `keys`, and that order; ties by index."""
+    offsets = np.zeros(num_keys + 1, np.int64)
+    for key in keys:
+        offsets[key + 1] += 1
+    for key in range(num_keys):
+        offsets[key + 1] += offsets[key]
+    at = offsets[:-1].copy()
+    order = np.empty(keys.shape[0], np.int64)
+    for i in range(keys.shape[0]):
+        order[at[keys[i]]] = i
+        at[keys[i]] += 1
+    return offsets, order
+
+
+def _in_streams(stream: Ints, order: Floats, num_streams: int) -> tuple[Ints, Ints]:
+    """Offsets of every stream into the ops in the order of their streams, and these."""
+    first, by_stream = _csr(stream, num_streams)
+    keys = order[by_stream]
+    falls = np.flatnonzero(keys[1:] < keys[:-1]) + 1
+    for s in np.unique(np.searchsorted(first, falls, side="right") - 1).tolist():
+        part = slice(first[s], first[s + 1])
+        by_stream[part] = by_stream[part][np.argsort(keys[part], kind="stable")]
+    return first, by_stream
 
 
 def _check_classes(ops: Ops, pairs: Pairs) -> None:
@@ -201,9 +258,7 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     _check_classes(ops, pairs)
     stream = program.rank * NUM_STREAMS + ops.stream
     num_streams = program.num_ranks * NUM_STREAMS
-    stream_order = np.lexsort((program.order, stream)).astype(np.int64)
-    stream_first = np.zeros(num_streams + 1, dtype=np.int64)
-    np.cumsum(np.bincount(stream, minlength=num_streams), out=stream_first[1:])
+    stream_first, stream_order = _in_streams(stream, program.order, num_streams)
     succ_offsets, by_source = _csr(ops.edge_source, n)
     members = np.flatnonzero(program.group >= 0)
     num_groups = int(program.group.max(initial=-1)) + 1
@@ -242,25 +297,28 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     return Times(start_s=start, end_s=end)
 
 
-def rank_ops(program: Program, times: Times, rank: int, body_of_source: Ints) -> RankOps:
-    """The ops of one rank class as they ran, with the transfers to it.
+def ran_ops(program: Program, times: Times, body_of_source: Ints) -> RanOps:
+    """The ops of all rank classes as they ran.
 
     Args:
         program: the program.
         times: its run.
-        rank: rank class.
         body_of_source: (num_pool_ops,) template of an op of the pool.
     """
-    incoming = program.peer == rank
-    rows = np.flatnonzero((program.rank == rank) | incoming)
-    source = program.source[rows]
-    return RankOps(
-        start_s=times.start_s[rows],
-        end_s=times.end_s[rows],
-        charge=program.ops.charge[rows],
-        op_class=program.ops.op_class[rows],
-        duration_s=program.ops.duration_s[rows],
-        sigma_log=program.ops.sigma_log[rows],
-        body=np.where(source >= 0, body_of_source[source], -1),
-        incoming=incoming[rows],
+    by_rank = np.argsort(program.rank.astype(np.int16), kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(program.rank, minlength=program.num_ranks))])
+    transfers = np.flatnonzero(program.peer >= 0)
+    to = program.peer[transfers]
+    ops = program.ops
+    return RanOps(
+        start_s=times.start_s,
+        end_s=times.end_s,
+        charge=ops.charge,
+        op_class=ops.op_class,
+        duration_s=ops.duration_s,
+        sigma_log=ops.sigma_log,
+        source=program.source,
+        body_of_source=body_of_source,
+        own=tuple(by_rank[first[r] : first[r + 1]] for r in range(program.num_ranks)),
+        incoming=tuple(transfers[to == r] for r in range(program.num_ranks)),
     )

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.core import SpecError
-from echo_explore.graph.execution_graph import Floats
+from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.blocks import Blocks, Fidelity, prepare_blocks
 from echo_explore.timeline.breakdown import ClassTimes, breakdown_of, class_times, critical_class, step_sigma_log
 from echo_explore.timeline.charges import charge_rank
@@ -19,7 +19,7 @@ from echo_explore.timeline.ops import Stream
 from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive, paired_blocks
 from echo_explore.timeline.pipeline import StepProgram, build_step
 from echo_explore.timeline.ports import InterferenceModel
-from echo_explore.timeline.program import Pairs, Times, checked_pairs, rank_ops, run_program
+from echo_explore.timeline.program import Pairs, Times, checked_pairs, ran_ops, run_program
 from echo_explore.timeline.spans import Span, spans_of
 
 
@@ -172,15 +172,15 @@ def _summarise(
     program, times = run.step.program, run.times
     num_stages = len(job.stages)
     num_run = int(run.step.layout.at.shape[3])
-    finish = np.zeros(num_stages)
-    np.maximum.at(finish, program.rank, _ends_of_compute(run))
+    ops = ran_ops(program, times, run.step.body_of_source)
+    finish = np.array([_end_of_compute(run, own) for own in ops.own])
     charges: list[Floats] = []
     for s in range(num_stages):
-        ops = rank_ops(program, times, s, run.step.body_of_source)
-        total = charge_rank(ops, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
+        total = charge_rank(ops, s, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
         if period is not None:
             more = (job.num_micro_batches - num_run) / period.micro_batches
-            window = charge_rank(ops, run.step.pool.bodies, from_s=float(period.from_s[s]), to_s=float(period.to_s[s]))
+            begin, finished = float(period.from_s[s]), float(period.to_s[s])
+            window = charge_rank(ops, s, run.step.pool.bodies, from_s=begin, to_s=finished)
             total = total + more * window
             finish[s] += more * period.length_s
         charges.append(total)
@@ -202,6 +202,7 @@ def _summarise(
     )
 
 
-def _ends_of_compute(run: _Run) -> Floats:
-    """(num_ops,) ends of the ops of compute streams, 0 for others: a class has finished when its compute stream has."""
-    return np.where(run.step.program.ops.stream == Stream.COMPUTE, run.times.end_s, 0.0)
+def _end_of_compute(run: _Run, own: Ints) -> float:
+    """When the last op of the compute stream among the ops of a class ends: when the class has finished."""
+    on_compute = run.step.program.ops.stream[own] == Stream.COMPUTE
+    return float((run.times.end_s[own] * on_compute).max(initial=0.0))
