@@ -1,5 +1,8 @@
 """Traces one whole iteration of one rank of a Megatron job: every micro-batch, gradient reduction, optimizer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +17,43 @@ from echo_explore.tracing.rank_request import RankRequest
 from echo_explore.tracing.recorder import Recorder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRank:
+    """A rank whose model and optimizer are built, inside the fake device.
+
+    Attributes:
+        recorder: sees everything it runs.
+        models: chunks under Megatron's data-parallel wrapper.
+    """
+
+    request: RankRequest
+    recorder: Recorder
+    models: list[Any]
+    optimizer: Any
+
+    def run(self) -> ExecutionGraph:
+        """The graph of one iteration: forwards, backwards, reductions and optimizer."""
+        batches = Batches(self.request.trace)
+        self.recorder.flush()
+        first = len(self.recorder.rows)
+        _iterate(self.recorder, self.models, self.optimizer, batches, self.request)
+        self.recorder.flush()
+        return build_graph(move_rows(self.recorder.rows, first, len(self.recorder.rows)))
+
+
 def trace_rank(request: RankRequest) -> ExecutionGraph:
     """The graph of the second iteration (the first one makes optimizer states and does not overlap).
+
+    Raises:
+        TraceError: the tracer or Megatron can't do it.
+    """
+    with prepared_rank(request) as rank:
+        return rank.run()
+
+
+@contextmanager
+def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
+    """The rank with its optimizer states made.
 
     Raises:
         TraceError: the tracer or Megatron can't do it.
@@ -59,12 +97,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
         _connect(config, models, optimizer, schedule, recorder)
         recorder.phase = Phase.OPTIMIZER
         optimizer.step()
-        batches = Batches(trace)
-        recorder.flush()
-        first = len(recorder.rows)
-        _iterate(recorder, models, optimizer, batches, request)
-        recorder.flush()
-    return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
+        yield PreparedRank(request=request, recorder=recorder, models=models, optimizer=optimizer)
 
 
 def _optimizer(precision: str, models: list[Any], schedule: Schedule) -> Any:
