@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from echo_explore.core import TraceError
 from echo_explore.tracing import expert_ops, fused_dispatch, fused_ops, latent_attention, recomputation, router_ops
 from echo_explore.tracing.recorder import Recorder
 
-MEGATRON_VERSION = "0.16.1"
 _active: list[Recorder] = []
 
 
@@ -172,22 +170,12 @@ class _LazyShards:
 
 
 def after_import() -> None:
-    """Replace what of megatron-core itself touches a GPU or depends on its absent libraries.
-
-    Raises:
-        TraceError: another version of megatron-core.
-    """
-    import megatron.core
+    """Replace what of megatron-core itself touches a GPU or depends on its absent libraries."""
     from megatron.core.distributed import param_and_grad_buffer
     from megatron.core.models.common.embeddings import rope_utils
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer import torch_norm
 
-    if megatron.core.__version__ != MEGATRON_VERSION:
-        raise TraceError(
-            f"megatron-core = {megatron.core.__version__}: the tracer knows {MEGATRON_VERSION}; "
-            f"fix: pip install megatron-core=={MEGATRON_VERSION}"
-        )
     torch_norm.WrappedTorchNorm.__new__ = staticmethod(_norm)
     param_and_grad_buffer.shard_buffer = lambda buffer, count: _LazyShards(buffer, count)
     rope: Any = fused_ops.Rope.apply

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_explore.core import TraceError
@@ -16,6 +17,7 @@ from echo_explore.tracing import fake_device, functional_collectives
 from echo_explore.tracing.collectives import Described, FakeWork, describe, ranks_of
 from echo_explore.tracing.grouped_rules import GROUPED_RULES
 from echo_explore.tracing.op_rules import DTYPES, NO_KERNEL, Rule, rule_for, shapes_text, tensor_bytes
+from echo_explore.tracing.oracles import FINDERS, Oracles
 from echo_explore.tracing.quantise import Quantiser
 from echo_explore.tracing.regions import Region
 from echo_explore.tracing.script_attention import ATTENTION_RULES
@@ -80,6 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fuse: whether ops between `open_region` and `close_region` become one row.
         marks: moments at which marked modules began and ended in a forward.
         host_syncs: what the host waited for, and the value that was assumed.
+        oracles: what is assumed of values that only a GPU knows.
         since_row: row at which the forward began or the last layer was entered.
         joins: where a stream was told to wait for another.
         groups: global ranks of the group of each collective, by its row; of a transfer the sender and the receiver.
@@ -95,6 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fuse = fuse
         self.marks: list[Mark] = []
         self.host_syncs: list[dict[str, Any]] = []
+        self.oracles = Oracles()
         self.since_row = 0
         self.storages = StorageMap()
         self._axes = axes
@@ -261,7 +265,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._begin_region(region_number, f"{self._region_names[region_number]}_backward", context)
         inputs = [t for t in _tensors((args, kwargs)) if t.device.type == "cuda"]
         reads = [self.storages.access(t) for t in inputs]
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            out = self._found(plan.name, args)
         outputs = [t for t in _tensors(out) if t.device.type == "cuda"]
         if not inputs and not outputs:  # host arithmetic
             return out
@@ -457,15 +464,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _item(self, func: Any, args: tuple[Any, ...]) -> Any:
         tensor = args[0]
-        value: Any
         if tensor.device.type != "cuda":
             try:
                 return func(*args)
-            except Exception:  # a fake CPU tensor without a constant: arithmetic of the host, not a kernel
-                return _assumed(tensor.dtype)
-        value = _assumed(tensor.dtype)
+            except DataDependentOutputException:  # it came from the GPU, and the host has waited for it
+                return self.oracles.value("item()", tensor.dtype)
+        value = self.oracles.value("item()", tensor.dtype)
         self._host_wait("item", value)
         return value
+
+    def _found(self, name: str, args: tuple[Any, ...]) -> Any:
+        """The result of an operator whose size the host must wait for."""
+        make = FINDERS.get(name)
+        if make is None:
+            raise self.oracles.unknown(name)
+        count = self.oracles.size(name)
+        self._host_wait(name, count)
+        with self.paused():
+            return make(count, *args)
 
     def _clock(self) -> tuple[int, int]:
         if not self._explicit_depth:
@@ -487,7 +503,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flush()
         row = self._new_row(what, self._context(torch._C._current_autograd_node()), OpKind.HOST_SYNC)
         row.awaits = after
-        self.host_syncs.append({"what": what, "module": row.module, "phase": row.phase.name, "assumed": value})
+        where = {"module": row.module, "phase": row.phase.name, "source": row.source}
+        self.host_syncs.append({"what": what, **where, "assumed": value})
         self._append(row)
 
     # -- context of a row ---------------------------------------------------------------------------------------------
@@ -611,10 +628,3 @@ def _distinct_bytes(tensors: list[torch.Tensor], accesses: list[Access]) -> floa
     """Bytes of the tensors, each place once."""
     places = {(a.key, a.start, a.stop): tensor_bytes(t) for t, a in zip(tensors, accesses, strict=True)}
     return float(sum(places.values()))
-
-
-def _assumed(dtype: torch.dtype) -> bool | int | float:
-    """The oracle of values that only a GPU knows: 1 in the type of the tensor."""
-    if dtype == torch.bool:
-        return True
-    return 1.0 if dtype.is_floating_point else 1

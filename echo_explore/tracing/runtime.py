@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 
-from echo_explore.tracing import guard
+from echo_explore.tracing import guard, upstream
 
 _ready: list[float] = []
 
@@ -14,6 +14,7 @@ def prepare() -> float:
     if _ready:
         return _ready[0]
     started = time.perf_counter()
+    upstream.check_versions()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     warnings.simplefilter("ignore")

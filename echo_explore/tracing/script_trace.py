@@ -25,6 +25,7 @@ from echo_explore.tracing import fake_cluster, megatron_shims
 from echo_explore.tracing.megatron_pieces import move_rows
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_rank import no_global_shapes
+from echo_explore.tracing.oracles import Oracles, oracles_of
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.script_attention import fused_attention, masks_as_on_a_gpu
 from echo_explore.tracing.versions import framework_versions
@@ -53,18 +54,24 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ra
     """
     where = f"script = {path.name}:{function}"
 
+    oracles = Oracles({})
+
     def build() -> Any:
-        made = getattr(_load(path, where), function, None)
+        script = _load(path, where)
+        oracles.own.update(oracles_of(script, where))
+        made = getattr(script, function, None)
         if not callable(made):
             raise TraceError(f"{where}: there is no such function; fix: name a function of the file")
         return made()
 
     fake_cluster.start(rank, world_size)
     with _environment(path, rank, world_size), _raising(where, path, rank, world_size):
-        return trace_step(build, where=where, world_size=world_size, rank=rank)
+        return trace_step(build, where=where, world_size=world_size, rank=rank, oracles=oracles)
 
 
-def trace_step(build: Callable[[], Any], *, where: str, world_size: int, rank: int) -> RankTrace:
+def trace_step(
+    build: Callable[[], Any], *, where: str, world_size: int, rank: int, oracles: Oracles | None = None
+) -> RankTrace:
     """The second run of the step that `build` returns, as one rank of the fake cluster that runs.
 
     Args:
@@ -72,6 +79,7 @@ def trace_step(build: Callable[[], Any], *, where: str, world_size: int, rank: i
         where: what it is, for messages.
         world_size: ranks of the cluster.
         rank: that is played.
+        oracles: what the script says of values that only a GPU knows.
 
     Raises:
         TraceError: it returns no step, or the step runs nothing.
@@ -80,6 +88,7 @@ def trace_step(build: Callable[[], Any], *, where: str, world_size: int, rank: i
 
     axes = {dist.group.WORLD.group_name: Axis.DATA}  # type: ignore[union-attr]
     recorder = Recorder(axes, fuse=True)
+    recorder.oracles = oracles or Oracles()
     with (
         _meshes(axes),
         replicas(),

@@ -25,14 +25,20 @@ def source_line() -> str:
     name alone, so that a trace says nothing of the machine it was made on. In the backward this is where the program
     called it.
     """
+    found = program_frame()
+    return "" if found is None else f"{found[0]}:{found[1]}"
+
+
+def program_frame() -> tuple[str, int, str] | None:
+    """File, line and function of that frame."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         name = _names[code] if code in _names else _names.setdefault(code, _name(code.co_filename))
         if name is not None:
-            return f"{name}:{frame.f_lineno}"
+            return name, frame.f_lineno, code.co_name
         frame = frame.f_back
-    return ""
+    return None
 
 
 def _name(file: str) -> str | None:

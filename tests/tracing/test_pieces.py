@@ -168,7 +168,6 @@ def test_narrow_linear_layers(service: TraceService, precision: str, dtype: DTyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"context_parallel": 2}, "layout.cp: context parallelism"),
         ({"expert_parallel": 2}, "megatron-core refuses the configuration: num_moe_experts"),
         ({"precision": "fp32"}, "attention: flash attention kernels"),
         ({"tensor_parallel": 3}, "megatron-core refuses the configuration: .*multiple of tensor_model_parallel_size"),
