@@ -16,6 +16,7 @@ from echo_explore.core import SpecError
 from echo_explore.core.hashing import content_hash, finite_or_none
 from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, RankTrace, TimedGraph, build_graph
+from echo_explore.simulate.jobs import disturbed
 from echo_explore.simulate.prediction import INTERVAL_LEVEL, UNSEEN_SIGMA_LOG, interval
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.simulator import DEFAULT_OPTIONS, Scaled, SimulationOptions, Simulator
@@ -131,6 +132,7 @@ def predict_trace(
     timed = pricer.price(graph, shapes=_shapes(trace, cluster))
     priced = time.perf_counter()
     job = _job(timed, stack, trace.world_size, host_factor=options.what_if.host_factor)
+    job = disturbed(job, options.what_if)
     step = simulate_step(
         job,
         interference=Scaled(pairing, options.what_if.interference_factor),

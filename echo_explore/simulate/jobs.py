@@ -1,12 +1,14 @@
 """Which builder makes the job of a candidate: by the framework of its stack."""
 
+from dataclasses import replace
+
 from echo_explore.graph import Trace
 from echo_explore.simulate.job_builder import JobBuilder
 from echo_explore.simulate.native_job import NativeJobBuilder
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
-from echo_explore.timeline import PipelineJob
+from echo_explore.timeline import PipelineJob, with_slow_ranks
 
 JOB_BUILDERS: dict[str, type[JobBuilder] | type[NativeJobBuilder]] = {
     "megatron": JobBuilder,
@@ -18,3 +20,13 @@ JOB_BUILDERS: dict[str, type[JobBuilder] | type[NativeJobBuilder]] = {
 def build_job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
     """The job that the timeline simulates."""
     return JOB_BUILDERS[candidate.stack.framework](candidate, trace, pricer, what_if).job
+
+
+def disturbed(job: PipelineJob, what_if: WhatIf) -> PipelineJob:
+    """The job with the slow ranks and the jitter of a what-if.
+
+    Raises:
+        SpecError: a slow rank in a stage that the job does not have.
+    """
+    job = with_slow_ranks(job, dict(what_if.slow_ranks))
+    return replace(job, jitter_sigma_log=what_if.jitter_sigma_log, jitter_seed=what_if.jitter_seed)

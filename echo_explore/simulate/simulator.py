@@ -17,7 +17,7 @@ from echo_explore.interference.pairing import scaled
 from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile, saved_bytes
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
 from echo_explore.simulate.hardware import on_other_hardware
-from echo_explore.simulate.jobs import build_job
+from echo_explore.simulate.jobs import build_job, disturbed
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, InterferenceModel, Tracer
 from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
 from echo_explore.simulate.pricing import Pricer
@@ -233,6 +233,7 @@ def _with_hardware(candidate: Candidate, what_if: WhatIf) -> Candidate:
 
 def _job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
     job = build_job(candidate, trace, pricer, what_if)
+    job = disturbed(job, what_if)
     return perfectly_overlapped(job) if what_if.perfect_overlap else job
 
 

@@ -9,6 +9,7 @@ from echo_explore.timeline.perfect import perfectly_overlapped
 from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
 from echo_explore.timeline.schedules import schedule_order
+from echo_explore.timeline.slow_ranks import with_slow_ranks
 from echo_explore.timeline.spans import Span
 from echo_explore.timeline.split import split_rows
 from echo_explore.timeline.step import StepTimeline, simulate_step
@@ -35,5 +36,6 @@ __all__ = [
     "simulate_step",
     "split_rows",
     "step_time_lower_bound",
+    "with_slow_ranks",
     "write_perfetto",
 ]

@@ -21,7 +21,7 @@ from echo_explore.timeline.templates import Template, collapse, expand, host_row
 
 Fidelity = Literal["kernel", "block"]
 
-_IDENTITY = ("kind", "op_class", "phase", "collective", "axis", "asynchronous", "awaits")
+_IDENTITY = ("kind", "op_class", "phase", "collective", "axis", "asynchronous", "awaits", "stream", "host_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +57,8 @@ class Blocks:
         return int(self.expanded[block].first_op[self.row_of[block][row]])
 
 
-def _content(timed: TimedGraph) -> bytes:
+def content_of(timed: TimedGraph) -> bytes:
+    """A digest of the rows of a graph, as far as the timeline looks at them."""
     own = timed.time_s.tobytes() + timed.sigma_log.tobytes() + timed.pair_class.tobytes()
     digest = hashlib.blake2b(own, digest_size=16)
     for column in _IDENTITY:
@@ -104,7 +105,7 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
         kinds = [PassKind(kind) for kind in np.unique(orders[s].phase)]
         for v, chunk in enumerate(stage.chunks):
             for phase, timed in _graphs(chunk, kinds):
-                content = contents.get(id(timed)) or contents.setdefault(id(timed), _content(timed))
+                content = contents.get(id(timed)) or contents.setdefault(id(timed), content_of(timed))
                 broken = _broken_rows(chunk, phase) if fidelity == "block" else ()
                 number = known.setdefault((content, broken), len(expanded))
                 which[s, phase, v] = number
@@ -202,7 +203,7 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
     times = run_program(program, pairs)
     is_host = ops.charge == Charge.LAUNCH
     is_work = ops.charge < Charge.HOST
-    ran = ran_ops(program, times, copies.owner)
+    ran = ran_ops(program, times, pool)
     collapsed = []
     for i, template in enumerate(templates):
         rows = slice(int(copies.entry[i]), int(copies.exit[i]) + 1)

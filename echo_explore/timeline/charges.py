@@ -73,6 +73,7 @@ class RanOps:
         sigma_log: of duration_s.
         source: op of the pool that it is a copy of, -1 for others.
         body_of_source: (num_pool_ops,) row of the body table of an op of the pool.
+        alone_s: (num_pool_ops,) duration of an op of the pool: a copy that takes longer has its body's charges grow.
         own: by rank, its ops.
         incoming: by rank, transfers of peers to it.
     """
@@ -85,6 +86,7 @@ class RanOps:
     sigma_log: Floats
     source: Ints
     body_of_source: Ints
+    alone_s: Floats
     own: tuple[Ints, ...]
     incoming: tuple[Ints, ...]
 
@@ -111,7 +113,7 @@ def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: 
     busy = np.zeros(_IDLE + 1)
     columns = (ops.start_s, ops.end_s, ops.charge, ops.op_class, ops.duration_s, ops.sigma_log)
     intervals = (starts, ends, levels, sigmas)
-    body_of = (ops.source, ops.body_of_source)
+    body_of = (ops.source, ops.body_of_source, ops.alone_s)
     n = _collect(own, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy, intervals, 0)
     n = _collect(incoming, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy[:0], intervals, n)
     if num_of_body.any():
@@ -131,7 +133,7 @@ def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: 
 def _collect(
     rows: Ints,
     columns: tuple[Floats, Floats, Ints, Ints, Floats, Floats],
-    body_of: tuple[Ints, Ints],
+    body_of: tuple[Ints, Ints, Floats],
     from_s: float,
     to_s: float,
     level_of: Ints,
@@ -146,7 +148,7 @@ def _collect(
     Args:
         rows: ops to look at.
         columns: start_s, end_s, charge, op_class, duration_s and sigma_log of all ops.
-        body_of: source and body_of_source, see `RanOps`.
+        body_of: source, body_of_source and alone_s, see `RanOps`.
         from_s: start of the window.
         to_s: its end.
         level_of: level of a Charge.
@@ -157,7 +159,7 @@ def _collect(
         count: intervals that are there.
     """
     start, end, charge, op_class, duration, sigma_log = columns
-    source, body_of_source = body_of
+    source, body_of_source, alone = body_of
     starts, ends, levels, sigmas = intervals
     last_kernel = -1
     for op in rows:
@@ -171,7 +173,7 @@ def _collect(
         if busy.shape[0] > 0:
             busy[level] += took
         if kind == _BODY:
-            num_of_body[body_of_source[source[op]]] += 1.0
+            num_of_body[body_of_source[source[op]]] += took / alone[source[op]]
         elif kind <= _OPTIMIZER:
             if kind == _OPTIMIZER:
                 charges[_IN_OPTIMIZER] += took

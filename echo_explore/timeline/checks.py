@@ -26,6 +26,7 @@ def check_job(job: PipelineJob) -> None:
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
     _check_seconds("host_expert_call_s", job.host_expert_call_s)
     _check_seconds("host_step_s", job.host_step_s)
+    _check_seconds("jitter_sigma_log", job.jitter_sigma_log)
     for s, stage in enumerate(job.stages):
         _check_seconds(f"stages[{s}].send_forward_s", stage.send_forward_s)
         _check_seconds(f"stages[{s}].send_backward_s", stage.send_backward_s)

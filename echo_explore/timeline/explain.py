@@ -114,7 +114,7 @@ def _shares(step: StepProgram, path: Ints, seconds: Floats) -> dict[str, float]:
             continue
         charge = int(ops.charge[op])
         if charge == Charge.BODY:
-            body = int(step.body_of_source[step.program.source[op]])
+            body = int(step.pool.template_of[step.program.source[op]])
             parts = inside.setdefault(body, _body_shares(step.pool.templates[body]))
             for name, share in parts.items():
                 total[name] = total.get(name, 0.0) + share * took
@@ -151,7 +151,7 @@ def _bubble_split(step: StepProgram, times: Times, stage: int) -> BubbleSplit:
     is_forward = layout.phase[blocks] == PassKind.FORWARD
     first_backward = float(times.start_s[step.entry[blocks[~is_forward]]].min())
     last_forward = float(times.end_s[step.exit[blocks[is_forward]]].max())
-    ops = ran_ops(step.program, times, step.body_of_source)
+    ops = ran_ops(step.program, times, step.pool)
     finish = float(times.end_s[step.program.rank == stage].max())
     edges = (0.0, min(first_backward, last_forward), max(first_backward, last_forward), finish)
     waits = [

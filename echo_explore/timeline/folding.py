@@ -52,7 +52,7 @@ def _ahead(job: PipelineJob) -> int:
 def trial_lengths(job: PipelineJob) -> Iterator[int]:
     """Numbers of micro-batches to try, short first, the job's own last."""
     p = len(job.stages)
-    if job.schedule not in SCHEDULES or not SCHEDULES[job.schedule].is_periodic:
+    if job.schedule not in SCHEDULES or not SCHEDULES[job.schedule].is_periodic or job.jitter_sigma_log > 0:
         yield job.num_micro_batches
         return
     length = (7 * p if _is_interleaved(job) else 3 * p + 4) + 2 * _ahead(job)

@@ -126,6 +126,9 @@ class PipelineJob:
         host_backward_call_s: the same in a backward.
         host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
         host_step_s: host time once a step, after the epilogue.
+        jitter_sigma_log: every forward and backward takes exp(jitter_sigma_log |z|) times as long, z standard normal,
+            drawn anew for each pass of each stage; 0: none. With it no micro-batch repeats another.
+        jitter_seed: of the draws.
         launch_blocking: the host launches a kernel only when the one before has ended (CUDA_LAUNCH_BLOCKING=1).
     """
 
@@ -142,6 +145,8 @@ class PipelineJob:
     launch_blocking: bool = False
     overlap_exchanges: bool = False
     host_expert_call_s: float = 0.0
+    jitter_sigma_log: float = 0.0
+    jitter_seed: int = 0
 
     @property
     def ahead(self) -> int:

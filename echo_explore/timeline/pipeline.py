@@ -9,11 +9,12 @@ from echo_explore.core import SpecError
 from echo_explore.graph import Axis
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.specs.schedules import PassKind
-from echo_explore.timeline.blocks import Blocks
+from echo_explore.timeline.blocks import Blocks, content_of
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.program import Copies, Pool, Program, copy_templates
+from echo_explore.timeline.slow_ranks import jitter_factors
 from echo_explore.timeline.templates import Template, expand
 from echo_explore.timeline.traffic import Extras, add_buckets, add_gathers, add_sends
 
@@ -25,7 +26,6 @@ class StepProgram:
     Attributes:
         program: all ops.
         pool: templates they were copied from.
-        body_of_source: (num_pool_ops,) template of an op of the pool.
         layout: blocks.
         is_expanded: (num_blocks,) whether a block has all its rows.
         is_paired: (num_blocks,) whether it runs together with its partner.
@@ -38,7 +38,6 @@ class StepProgram:
 
     program: Program
     pool: Pool
-    body_of_source: Ints
     layout: Layout
     is_expanded: npt.NDArray[np.bool_]
     is_paired: npt.NDArray[np.bool_]
@@ -68,15 +67,16 @@ def build_step(
         is_paired: (num_blocks,) blocks that run together with their partner.
     """
     num_distinct = len(blocks.expanded)
-    epilogues = _epilogue_templates(job)
+    epilogues, which_epilogue = _epilogue_templates(job)
     pool = Pool.of([*blocks.expanded, *blocks.collapsed, *blocks.halves, *epilogues])
+    of_epilogues = 2 * num_distinct + len(blocks.halves) + which_epilogue
     distinct = blocks.which[layout.stage, layout.phase, layout.chunk]
     num_stages = len(job.stages)
     of_blocks = np.where(is_expanded, distinct, distinct + num_distinct)
     paired = np.flatnonzero(is_paired)
     if paired.size:
         of_blocks[paired] = 2 * num_distinct + _halves(blocks, layout, paired)
-    which = np.concatenate([of_blocks, 2 * num_distinct + len(blocks.halves) + np.arange(num_stages)])
+    which = np.concatenate([of_blocks, of_epilogues])
     copies = copy_templates(pool, which)
     rank_of_copy = np.concatenate([layout.stage, np.arange(num_stages)])
     extras = Extras(copies.num_ops)
@@ -93,10 +93,13 @@ def build_step(
         order=copies.exit[n:].astype(np.float64) + 0.5,
     )
     program = _join(copies, rank_of_copy, extras, _rendezvous(job, copies, n))
+    if job.jitter_sigma_log > 0:
+        longer = jitter_factors(job)[layout.stage, layout.phase, layout.chunk, layout.micro_batch]
+        in_blocks = slice(0, int(copies.entry[n]))
+        program.ops.duration_s[in_blocks] *= longer[copies.owner[in_blocks]]
     return StepProgram(
         program=program,
         pool=pool,
-        body_of_source=np.repeat(np.arange(len(pool.templates), dtype=np.int64), np.diff(pool.first)),
         layout=layout,
         is_expanded=is_expanded,
         is_paired=is_paired,
@@ -116,9 +119,13 @@ def _halves(blocks: Blocks, layout: Layout, paired: Ints) -> Ints:
     return 2 * blocks.pair[layout.stage[paired], forward, backward] + np.where(is_forward, 0, 1)
 
 
-def _epilogue_templates(job: PipelineJob) -> list[Template]:
+def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
+    """The distinct epilogues, and which of them each stage has."""
     charge = Charge.PIPELINE if len(job.stages) > 1 else Charge.TENSOR
-    return [expand(stage.epilogue, model_charge=charge) for stage in job.stages]
+    known: dict[bytes, int] = {}
+    which = [known.setdefault(content_of(stage.epilogue), len(known)) for stage in job.stages]
+    first = [which.index(number) for number in range(len(known))]
+    return [expand(job.stages[s].epilogue, model_charge=charge) for s in first], np.array(which, dtype=np.int64)
 
 
 def _rendezvous(job: PipelineJob, copies: Copies, num_blocks: int) -> Ints:

@@ -65,6 +65,7 @@ class Pool:
         first: (num_templates + 1,) offsets of their ops.
         first_edge: (num_templates + 1,) offsets of their edges.
         bodies: (num_templates, NUM_COLUMNS) charges of those that are one body, 0 for others.
+        template_of: (num_ops,) template of an op.
     """
 
     templates: tuple[Template, ...]
@@ -72,6 +73,7 @@ class Pool:
     first: Ints
     first_edge: Ints
     bodies: Floats
+    template_of: Ints
 
     @classmethod
     def of(cls, templates: Sequence[Template]) -> "Pool":
@@ -88,6 +90,7 @@ class Pool:
             first=np.cumsum([0, *sizes], dtype=np.int64),
             first_edge=np.cumsum([0, *edges], dtype=np.int64),
             bodies=bodies,
+            template_of=np.repeat(np.arange(len(sizes), dtype=np.int64), sizes),
         )
 
 
@@ -297,13 +300,13 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     return Times(start_s=start, end_s=end)
 
 
-def ran_ops(program: Program, times: Times, body_of_source: Ints) -> RanOps:
+def ran_ops(program: Program, times: Times, pool: Pool) -> RanOps:
     """The ops of all rank classes as they ran.
 
     Args:
         program: the program.
         times: its run.
-        body_of_source: (num_pool_ops,) template of an op of the pool.
+        pool: what its ops were copied from.
     """
     by_rank = np.argsort(program.rank.astype(np.int16), kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(program.rank, minlength=program.num_ranks))])
@@ -318,7 +321,8 @@ def ran_ops(program: Program, times: Times, body_of_source: Ints) -> RanOps:
         duration_s=ops.duration_s,
         sigma_log=ops.sigma_log,
         source=program.source,
-        body_of_source=body_of_source,
+        body_of_source=pool.template_of,
+        alone_s=pool.ops.duration_s,
         own=tuple(by_rank[first[r] : first[r + 1]] for r in range(program.num_ranks)),
         incoming=tuple(transfers[to == r] for r in range(program.num_ranks)),
     )

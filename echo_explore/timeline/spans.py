@@ -97,7 +97,7 @@ def _name(step: StepProgram, op: int, known: str | None) -> str:
         return PASS_NAMES[PassKind(int(step.layout.phase[int(program.copy[op])]))]
     if charge in (Charge.HOST, Charge.LAUNCH):
         return "host"
-    template = step.pool.templates[int(step.body_of_source[program.source[op]])]
+    template = step.pool.templates[int(step.pool.template_of[program.source[op]])]
     graph, row = template.source.graph, int(program.ops.row[op])
     module = graph.strings[graph.module[row]]
     if graph.collective[row]:

@@ -172,7 +172,7 @@ def _summarise(
     program, times = run.step.program, run.times
     num_stages = len(job.stages)
     num_run = int(run.step.layout.at.shape[3])
-    ops = ran_ops(program, times, run.step.body_of_source)
+    ops = ran_ops(program, times, run.step.pool)
     finish = np.array([_end_of_compute(run, own) for own in ops.own])
     charges: list[Floats] = []
     for s in range(num_stages):

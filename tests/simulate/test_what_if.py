@@ -36,6 +36,13 @@ def test_round_trip(pairs: list[tuple[str, float]]) -> None:
         (["tensor=-1"], "must be a number from 0 to 1e+06"),
         (["tensor=nan"], "must be a number from 0 to 1e+06"),
         (["tensor=inf"], "must be a number from 0 to 1e+06"),
+        (["slow_rank=3"], "needs STAGE:FACTOR with a factor from 1 to 1e+06; fix: write slow_rank=3:1.2"),
+        (["slow_rank=x:2"], "needs STAGE:FACTOR"),
+        (["slow_rank=1:0.5"], "needs STAGE:FACTOR"),
+        (["slow_rank=1:2,1:3"], "stage 1 is given twice"),
+        (["slow_rank=1:2", "slow_rank=2:3"], "slow_rank is given twice"),
+        (["jitter=much"], "needs SIGMA or SIGMA:SEED"),
+        (["jitter=0.1:x"], "needs SIGMA or SIGMA:SEED"),
         (["tensor=2x"], "must be a number from 0 to 1e+06"),
     ],
 )
@@ -43,6 +50,17 @@ def test_refused(texts: list[str], rule: str) -> None:
     with pytest.raises(SpecError, match="what-if = ") as error:
         parse_what_if(texts)
     assert rule in str(error.value)
+
+
+def test_a_slow_rank_and_jitter_hold_the_step_back() -> None:
+    job = candidate(layout="tp=8,pp=4,dp=2")
+    plain = simulator().predict(job).step_time_s
+    slow = simulator().predict(job, SimulationOptions(what_if=parse_what_if(["slow_rank=2:1.2"]))).step_time_s
+    noisy = simulator().predict(job, SimulationOptions(what_if=parse_what_if(["jitter=0.05:7"]))).step_time_s
+    assert plain * 1.05 < slow < plain * 1.2
+    assert plain < noisy < plain * 1.2
+    with pytest.raises(SpecError, match=r"the job has stages 0\.\.3"):
+        simulator().predict(job, SimulationOptions(what_if=parse_what_if(["slow_rank=9:1.2"])))
 
 
 def test_free_traffic_leaves_no_trace_of_itself() -> None:
