@@ -109,6 +109,9 @@ class MemorySpec(StrictModel):
     fragmentation_fraction: float = Field(ge=0.0, le=1.0)
 
 
+Fp8Scales = Literal["known", "tensor", "row"]
+
+
 class StackProfile(StrictModel):
     """A software stack: what it does where the recipe is silent, and what it costs on the host.
 
@@ -129,6 +132,8 @@ class StackProfile(StrictModel):
             which else gathers it again (megatron only).
         keeps_model_gradients: beside main gradients of `gradient_dtype` every parameter keeps one of its own type.
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
+        fp8_scales: when an array is cast to 8 bits its scale is `known` (from steps before, or found by the kernel that
+            made it), found by a pass over it for the whole `tensor`, or found for each `row` of each orientation.
         sharding: how fsdp2 shards; counts for that framework only.
         buckets: gradient buckets of ddp; counts for that framework only.
         expert_dispatcher, overlap_shared_experts, overlap_expert_exchange: see TrainingRecipe.
@@ -168,6 +173,7 @@ class StackProfile(StrictModel):
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
     fused_loss: bool = False
+    fp8_scales: Fp8Scales = "known"
     expert_dispatcher: ExpertDispatcher = "alltoall"
     overlap_shared_experts: bool = False
     overlap_expert_exchange: bool = False

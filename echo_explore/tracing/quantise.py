@@ -39,6 +39,14 @@ FORMATS = {
 }
 
 
+READS = {"known": 1.0, "tensor": 2.0, "row": 3.0}
+"""Times that a cast reads its array, by how scales are found (torchao 0.11, float8/float8_scaling_utils.py, 2025).
+
+A scale of the whole array needs a pass before the cast. By rows, one orientation finds the scale and casts while a row
+lies in registers; the other reduces over columns first and reads again.
+"""
+
+
 @dataclass(slots=True, kw_only=True)
 class Quantiser:
     """Decides which arrays are quantised before a row, and rewrites the row.
@@ -48,12 +56,14 @@ class Quantiser:
         saved_change_bytes: by layer, what its saved activations change by in one forward: inputs of linear layers are
             kept in the narrow format; the attention output stays in bf16 for the attention and is kept again; inputs
             that are made anew in the backward are not kept at all.
+        reads: times that a cast reads its array.
         frozen: weights have no gradients: inputs are not kept, and are quantised in one orientation.
         checkpoint_depth: above 0 while a part runs of which only the inputs are kept.
     """
 
     format: Format
     keeps_attention_output: bool
+    reads: float = 1.0
     frozen: bool = False
     saved_change_bytes: dict[int, float] = field(default_factory=dict)
     checkpoint_depth: int = 0
@@ -104,7 +114,7 @@ class Quantiser:
         row.op_class, row.name, row.dtype = OpClass.COPY, "echo.quantise", self.format.dtype
         row.shapes = "x".join(map(str, array.shape))
         row.dims = (array.numel(),)
-        row.bytes_read = _BF16_BYTES * array.numel()
+        row.bytes_read = self.reads * _BF16_BYTES * array.numel()
         row.bytes_written = (1 if self.frozen else 2) * self.format.element_bytes * array.numel()
         return row
 
@@ -132,4 +142,9 @@ def quantiser_of(request: TraceRequest) -> Quantiser | None:
     # A recomputed attention does not keep its result.
     again = request.recompute == "full" or "core_attn" in modules_of(request.recompute)
     keeps = not again and request.attention == "flash"
-    return Quantiser(format=narrow, keeps_attention_output=keeps, frozen=request.lora_rank > 0)
+    return Quantiser(
+        format=narrow,
+        keeps_attention_output=keeps,
+        reads=READS[request.fp8_scales],
+        frozen=request.lora_rank > 0,
+    )

@@ -376,7 +376,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return set()
         cast = quantiser.cast_row(replace(row, kind=OpKind.COMPUTE, flop=0.0), operands[0])
         cast.deps = tuple(sorted(deps))
-        self.rows.append(cast)
+        self._append(cast)
         return {len(self.rows) - 1}
 
     def _collective(self, plan: _Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

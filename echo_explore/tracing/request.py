@@ -6,7 +6,7 @@ from typing import Any
 from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, TRACER_VERSION
 from echo_explore.specs import Candidate, ModelSpec
-from echo_explore.specs.recipe import Attention, ContextExchange, ExpertDispatcher, Fusion, TrainPrecision
+from echo_explore.specs.recipe import Attention, ContextExchange, ExpertDispatcher, Fp8Scales, Fusion, TrainPrecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class TraceRequest:
         expert_dispatcher, expert_capacity_factor, pad_expert_input, expert_load, overlap_shared_experts: see
             TrainingRecipe.
         fused_router: see StackProfile.
+        fp8_scales: see StackProfile; `known` where nothing is in fp8.
         fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
     """
 
@@ -42,6 +43,7 @@ class TraceRequest:
     gradient_accumulation_fusion: bool
     dropout: bool
     fused_loss: bool = False
+    fp8_scales: Fp8Scales = "known"
     keeps_gathered_inputs: bool = False
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
@@ -162,6 +164,7 @@ def request_of(candidate: Candidate) -> TraceRequest:
         gradient_accumulation_fusion=bool(recipe.gradient_accumulation_fusion),
         dropout=recipe.dropout > 0,
         fused_loss=candidate.stack.fused_loss and candidate.stack.framework != "megatron",
+        fp8_scales=candidate.stack.fp8_scales if recipe.precision == "fp8" else "known",
         lora_rank=recipe.lora_rank,
         lora_targets=(recipe.lora_targets or ()) if recipe.lora_rank else (),
         keeps_gathered_inputs=candidate.stack.keeps_gathered_inputs and layout.sequence_parallel,

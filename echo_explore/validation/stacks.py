@@ -76,6 +76,8 @@ def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
         update["launch_blocking"] = True
     if row.overlap.narrow_reduction:
         update["gradient_dtype"] = "bf16"
+    if re.search(r"row-?wise", row.values.get("precision", "").lower().replace("_", "-")):
+        update["fp8_scales"] = "row"
     if row.overlap.first_flash:
         scale = profile.compute_scale.get("attention", 1.0) * FIRST_FLASH_SCALE
         update["compute_scale"] = profile.compute_scale | {"attention": scale}

@@ -113,3 +113,14 @@ def test_what_is_not_traced_is_refused_by_name(
 ) -> None:
     with pytest.raises(TraceError, match=message):
         native(service, model, **changes)
+
+
+def test_a_cast_that_finds_its_scales_reads_its_array_more_than_once(service: TraceService) -> None:
+    found = {}
+    for scales in ("known", "tensor", "row"):
+        forward = native(service, precision="fp8", fp8_scales=scales).pieces["layer.dense"].forward
+        casts = np.array([forward.strings[name] == "echo.quantise" for name in forward.name])
+        found[scales] = (float(forward.bytes_read[casts].sum()), float(forward.bytes_written[casts].sum()))
+    assert found["tensor"][0] == 2 * found["known"][0] > 0
+    assert found["row"][0] == 3 * found["known"][0]
+    assert len({written for _, written in found.values()}) == 1

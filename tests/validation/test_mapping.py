@@ -130,6 +130,12 @@ def test_what_a_run_says_wins_over_its_stack() -> None:
     assert mapped(overlap_flags="kernel=flash_attentionv1.0.8").stack.compute_scale == {"attention": 2.0}
 
 
+def test_row_wise_scales_are_read_from_the_precision() -> None:
+    titan = {"framework": "torchtitan", "gpu": "H100-80GB-SXM", "pp": "1", "dp": "8", "tp": "1"}
+    for precision, scales in (("fp8-tensorwise", "tensor"), ("fp8-rowwise", "row"), ("fp8_row_wise", "row")):
+        assert stack_of(row(**titan, precision=precision)).fp8_scales == scales  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
