@@ -33,6 +33,10 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 }
 """Unit spellings by dimension, as factors to SI (USD per hour and tokens stay as they are)."""
 
+SMALLEST: Final = 1e-15
+LARGEST: Final = 1e30
+"""No quantity that anybody builds or buys lies beyond; products and squares of those inside stay finite."""
+
 _EXAMPLES: Final = {
     "bytes": "80 GiB", "bytes_per_s": "50 GB/s", "flop_per_s": "989 TFLOP/s", "flop": "1 PFLOP", "s": "5 us",
     "hz": "1755 MHz", "w": "700 W", "usd_per_h": "2.5 USD/h", "tokens": "300 B tokens",
@@ -50,7 +54,7 @@ def parse_quantity(text: object, *, unit: str, field: str) -> float:
 
     Raises:
         UnitError: not a string, no number, no unit, an unknown unit, a unit of another dimension, a negative or
-            non-finite value.
+            non-finite value, or one beyond `SMALLEST` or `LARGEST`.
     """
     known = UNITS[unit]
     example = f'write for example {field.rsplit(".", 1)[-1]} = "{_EXAMPLES[unit]}"'
@@ -70,6 +74,8 @@ def parse_quantity(text: object, *, unit: str, field: str) -> float:
     value = number * factor
     if not math.isfinite(value) or value < 0:
         raise UnitError(field, text, "must be finite and not negative", example)
+    if value and not SMALLEST <= value <= LARGEST:
+        raise UnitError(field, text, f"must be 0, or from {SMALLEST:g} to {LARGEST:g} in SI units", example)
     return value
 
 

@@ -34,9 +34,9 @@ def check_experts(model: ModelSpec, layout: ParallelConfig, recipe: TrainingReci
         for key, degree in (("ep", expert), ("etp", layout.expert_tensor_parallel)):
             if degree > 1:
                 raise PlacementError(f"layout.{key}", degree, f"{model.name} has no experts", f"leave {key} out")
-        if recipe.expert_load or recipe.expert_capacity_factor or recipe.pad_expert_input:
-            name = "expert_load" if recipe.expert_load else "expert_capacity_factor"
-            raise SpecError(f"recipe.{name}", "(given)", f"{model.name} has no experts", "leave it out")
+        for name in ("expert_load", "expert_capacity_factor", "pad_expert_input"):
+            if getattr(recipe, name):
+                raise SpecError(f"recipe.{name}", "(given)", f"{model.name} has no experts", "leave it out")
         return
     if layout.tensor_parallel > 1 and not layout.sequence_parallel:
         rule = "experts beside tensor parallelism need sequence parallelism (megatron-core, moe_layer.py)"

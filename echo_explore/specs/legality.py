@@ -43,6 +43,8 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
             f"{model.name} has {model.max_sequence_length} learned positions",
             f"use at most {model.max_sequence_length}",
         )
+    if recipe.lora_targets is not None and recipe.lora_rank == 0:
+        raise SpecError("recipe.lora_targets", "(given)", "needs recipe.lora_rank", "give lora_rank, or leave it out")
     check_experts(model, layout, recipe)
     check_recompute(model, recipe.recompute, overlap_shared_experts=bool(recipe.overlap_shared_experts))
     _check_batch(layout, recipe)

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from echo_explore.core import SpecError
 from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel, StringTuple
 from echo_explore.specs.recompute import Recompute
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
@@ -11,7 +12,22 @@ from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "norm", "fused"]
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-LoraTargets = Annotated[tuple[LoraTarget, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+
+
+def _distinct_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    if not targets:
+        raise SpecError("lora_targets", "[]", "must name a layer", "leave it out, or name linear layers")
+    twice = next((name for name in targets if targets.count(name) > 1), None)
+    if twice:
+        raise SpecError("lora_targets", twice, "is given twice", "name each layer once")
+    return targets
+
+
+LoraTargets = Annotated[
+    tuple[LoraTarget, ...],
+    BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v),
+    AfterValidator(_distinct_targets),
+]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Framework = Literal["megatron", "fsdp2", "ddp"]
 ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
@@ -65,7 +81,7 @@ class TrainingRecipe(StrictModel):
         overlap_expert_exchange: exchanges of a forward run beside the backward of another micro-batch, and the
             reverse (Megatron's overlap_moe_expert_parallel_comm).
         lora_rank: width of low-rank adapters; everything else is frozen then. 0: all parameters are trained.
-        lora_targets: linear layers with adapters, by Megatron's names.
+        lora_targets: linear layers with adapters, by Megatron's names; needs lora_rank.
     """
 
     global_batch_size: int = Field(ge=1, le=LARGEST)
@@ -185,7 +201,7 @@ class StackProfile(StrictModel):
     buckets: BucketSpec = Field(default_factory=BucketSpec)
 
     def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:
-        """The recipe with every None replaced by what this stack does."""
+        """The recipe with every None replaced by what this stack does; no targets of adapters where there are none."""
         names = (
             "attention",
             "fusion",
@@ -195,7 +211,7 @@ class StackProfile(StrictModel):
             "overlap_p2p",
             "gradient_accumulation_fusion",
             "dropout",
-            "lora_targets",
+            *(("lora_targets",) if recipe.lora_rank else ()),
             "expert_dispatcher",
             "overlap_shared_experts",
             "overlap_expert_exchange",

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from echo_explore.core import SpecError
 
+_LARGEST_LOAD = 1e9
+"""Loads are relative: beyond this one is a slip."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
@@ -34,10 +37,10 @@ class Routing:
         if len(self.load) != self.num_experts:
             rule = f"needs one entry an expert, moe.num_experts = {self.num_experts}"
             raise SpecError("recipe.expert_load", f"({len(self.load)} entries)", rule, "give one load an expert")
-        bad = next((x for x in self.load if not (math.isfinite(x) and x >= 0)), None)
-        if bad is not None or sum(self.load) <= 0:
-            field = 0.0 if bad is None else bad
-            raise SpecError("recipe.expert_load", field, "loads must be 0 or more, and not all 0", "correct the load")
+        bad = next((x for x in self.load if not 0 <= x <= _LARGEST_LOAD), None)
+        if bad is not None or sum(self.load) < 1 / _LARGEST_LOAD:
+            rule = f"loads must be from 0 to {_LARGEST_LOAD:g}, and not all 0"
+            raise SpecError("recipe.expert_load", 0.0 if bad is None else bad, rule, "correct the load")
         share, largest = max(self.load) / sum(self.load), 1.0 / self.experts_per_token
         if share > largest * (1 + 1e-9):
             rule = f"no expert can get more than every token, a share of 1/{self.experts_per_token}"

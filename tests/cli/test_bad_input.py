@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ NOBODY = 65534
         ({"set": "cluster.fabric.topology=none"}, "has no fabric between hosts"),
         ({"set": "recipe.dropout=2"}, "dropout = 2: "),
         ({"set": "recipe.dropout=NaN"}, "dropout = nan: "),
+        ({"set": "recipe.lora_targets=[]"}, "lora_targets = '[]': must name a layer"),
+        ({"set": 'recipe.lora_targets=["linear_qkv"]'}, "lora_targets = '(given)': needs recipe.lora_rank"),
+        (
+            {"set": 'recipe.lora_targets=["linear_fc1", "linear_fc1"]'},
+            "lora_targets = 'linear_fc1': is given twice; fix: name each layer once",
+        ),
+        ({"set": "recipe.pad_expert_input=true"}, "recipe.pad_expert_input = '(given)': gpt3-175b has no experts"),
+        ({"set": "cluster.node.nic_bandwidth=1e-300 GB/s"}, "must be 0, or from 1e-15 to 1e+30 in SI units"),
+        ({"set": "cluster.fabric.latency=1e300 s"}, "fabric.latency = '1e300 s': must be 0, or from 1e-15 to 1e+30"),
         ({"set": "model.num_layers.x=3"}, "num_layers has no keys"),
         ({"global_batch_size": "many"}, "global-batch-size = 'many': must be a whole number"),
         ({"global_batch_size": "0"}, "global_batch_size = 0: must be 1 or more"),
@@ -177,20 +187,28 @@ def test_a_file_in_place_of_the_state_folder(cli: Cli, arguments: list[str]) -> 
     assert "must be writable" in cli.refuses(*arguments)
 
 
-def test_read_only_state_folder(cli: Cli) -> None:
-    """The real tracer; as another user where the tests run as root, who may write anywhere."""
-    (cli.home / "traces").mkdir(parents=True)
-    for folder in (cli.home / "traces", cli.home):
-        folder.chmod(0o555)
-    become = f"os.setuid({NOBODY})" if os.getuid() == 0 else "pass"
-    for parent in (cli.folder, *cli.folder.parents[:-2]):
-        parent.chmod(parent.stat().st_mode | 0o055)
-    arguments = [str(part) for part in predict()]
-    code = (
-        "import os, sys, echo_explore.cli.main as command, echo_explore.simulate, echo_explore.tracing.versions as v; "
-        f"v.framework_versions(); {become}; sys.argv = ['echo-explore', *{arguments!r}]; command.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def test_read_only_state_folder() -> None:
+    """The real tracer; as another user where the tests run as root, who may write anywhere.
+
+    Not below pytest's own folder, from which any other session of pytest bars that user while this one runs.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name) / "home"
+        (home / "traces").mkdir(parents=True)
+        for folder, mode in ((home / "traces", 0o555), (home, 0o555), (Path(name), 0o755)):
+            folder.chmod(mode)
+        become = f"os.setuid({NOBODY})" if os.getuid() == 0 else "pass"
+        arguments = [str(part) for part in predict()]
+        code = (
+            "import os, sys, echo_explore.cli.main as command, echo_explore.simulate, "
+            "echo_explore.tracing.versions as v; "
+            f"v.framework_versions(); {become}; sys.argv = ['echo-explore', *{arguments!r}]; command.main()"
+        )
+        state = os.environ | {"ECHO_EXPLORE_HOME": str(home)}
+        run = [sys.executable, "-c", code]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=120, env=state, cwd=name)
+        for folder in (home, home / "traces"):
+            folder.chmod(0o755)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ECHO_EXPLORE_HOME = ")

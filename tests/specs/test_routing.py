@@ -76,7 +76,9 @@ def job(*overrides: str, layout: str = EP8) -> None:
     [
         (("recipe.expert_load=[1, 2, 3]",), EP8, r"\(3 entries\)': needs one entry"),
         (("recipe.expert_load=[9, 1, 1, 1, 1, 1, 1, 1]",), EP8, "no expert can get more than every token"),
-        (("recipe.expert_load=[-1, 1, 1, 1, 1, 1, 1, 1]",), EP8, "loads must be 0 or more"),
+        (("recipe.expert_load=[1e308, 1e308, 1, 1, 1, 1, 1, 1]",), EP8, "expert_load = 1e.308: loads must be from 0"),
+        (("recipe.expert_load=[1e-300, 1e-300, 0, 0, 0, 0, 0, 0]",), EP8, "and not all 0"),
+        (("recipe.expert_load=[-1, 1, 1, 1, 1, 1, 1, 1]",), EP8, "loads must be from 0 to"),
         (("recipe.expert_capacity_factor=1.25",), EP8, "capacity_factor = 1.25: without padding"),
         (("recipe.pad_expert_input=true",), EP8, "pad_expert_input = True: needs"),
         (
