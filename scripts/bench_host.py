@@ -5,6 +5,10 @@ takes as long, so the thread's time of a layer stands for interpreter, modules, 
 divided by the operators that the host dispatches for the same layer (`ExecutionGraph.host_calls`), which gives
 `StackProfile.host_call_s` (forward and recomputation) and `host_backward_call_s`. Collectives run on a group that sends
 nothing: what NCCL itself costs the host is left out. Figures: docs/stacks.md.
+
+With --slices: what one slice of a collective over a list costs, its view as DeepSpeed's ZeRO-3 of 2021 makes it
+(runtime/zero/partition_parameters.py, `_allgather_param`) and its copy out of the gathered array as PyTorch makes it
+(`SliceSpec`).
 """
 
 import argparse
@@ -161,13 +165,53 @@ def calls(service: TraceService, request: Any) -> tuple[int, int, int]:
     return int(piece.forward.host_calls.sum()), int(backward[again].sum()), int(backward[~again].sum())
 
 
+def slice_seconds(*, num_ranks: int = 2048, repeats: int = 60) -> tuple[float, float]:
+    """Seconds of the view and of the copy of one slice, medians."""
+    import torch
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
+    group = distributed.new_group(list(range(num_ranks)))
+    width = 64
+    flat, gathered = torch.zeros(num_ranks * width), torch.zeros(num_ranks, width)
+
+    def views() -> list[torch.Tensor]:
+        slices = []
+        for rank in range(num_ranks):
+            slices.append(flat.narrow(0, width * rank, width))
+            if rank == distributed.get_rank(group=group):
+                slices[rank].copy_(gathered[0], non_blocking=True)
+        return slices
+
+    def copies(slices: list[torch.Tensor]) -> None:
+        for rank in range(num_ranks):
+            slices[rank].copy_(gathered[rank], non_blocking=True)
+
+    seconds: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        slices = views()
+        middle = time.thread_time()
+        copies(slices)
+        seconds.append(((middle - start) / num_ranks, (time.thread_time() - middle) / num_ranks))
+    distributed.destroy_process_group()
+    return statistics.median(view for view, _ in seconds), statistics.median(copy for _, copy in seconds)
+
+
 def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--slices", action="store_true", help="time slices of a collective over a list instead")
     arguments = parser.parse_args()
+    if arguments.slices:
+        view_s, copy_s = slice_seconds(repeats=arguments.repeats)
+        print(f"a slice: view {view_s * 1e6:.1f} us, copy {copy_s * 1e6:.1f} us")
+        return
     if arguments.case:
         print(json.dumps(layer_seconds(request_of(*json.loads(arguments.case)), repeats=arguments.repeats)))
         return

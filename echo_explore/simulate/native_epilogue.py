@@ -4,13 +4,21 @@ Follows torch 2.13 (nn/utils/clip_grad.py, optim/adamw.py with fused=True; 2026-
 no master copy; gradients are freed, not cleared, before the next step.
 """
 
+from collections.abc import Sequence
+
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
 
 _FP32 = 4.0
 
 
 def native_epilogue(
-    *, num_elements: int, data_ranks: int, tensor_ranks: int, bucket_elements: int, loss_scaling: bool
+    *,
+    num_elements: int,
+    data_ranks: int,
+    tensor_ranks: int,
+    bucket_elements: int,
+    loss_scaling: bool,
+    kept: Sequence[OpRow] = (),
 ) -> ExecutionGraph:
     """Rows from the end of the last backward to the end of the step.
 
@@ -20,6 +28,7 @@ def native_epilogue(
         tensor_ranks: tensor-parallel ranks, whose norms are summed too.
         bucket_elements: gradients that DDP copies into its buckets, divided, and back.
         loss_scaling: gradients are unscaled and checked for overflow first (FP16).
+        kept: rows behind the optimizer that gather parameters that stay whole (`slice_rows.kept_rows`).
     """
     size = num_elements * _FP32
     rows: list[OpRow] = []
@@ -36,7 +45,7 @@ def native_epilogue(
     rows.append(_pass(OpClass.ELEMENTWISE, "foreach_mul", num_elements, size, size))
     states = 3 * size  # parameter and both moments of Adam
     rows.append(_pass(OpClass.OPTIMIZER, "fused_adamw", num_elements, size + states, states))
-    return build_graph(rows)
+    return build_graph([*rows, *kept])
 
 
 def _pass(op_class: OpClass, name: str, elements: int, read: float, written: float) -> OpRow:

@@ -11,6 +11,7 @@ from echo_explore.simulate.ddp_buckets import ddp_buckets
 from echo_explore.simulate.native_epilogue import native_epilogue
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
+from echo_explore.simulate.slice_rows import SliceCalls, kept_host_s, kept_rows
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.timeline import ChunkJob, GradientBucket, PipelineJob, StageJob
@@ -35,12 +36,14 @@ class NativeJobBuilder:
         candidate, stack = self._candidate, self._candidate.stack
         sharded = stack.framework == "fsdp2"
         shard = -(-self._num_elements // candidate.num_shards)
+        kept_s = kept_host_s(self._tensors, self._slices) if self._slices is not None else 0.0
         epilogue = native_epilogue(
             num_elements=shard,
             data_ranks=candidate.num_shards,
             tensor_ranks=candidate.layout.tensor_parallel,
             bucket_elements=0 if sharded or candidate.layout.data_parallel == 1 else self._num_elements,
             loss_scaling=candidate.recipe.precision == "fp16",
+            kept=kept_rows(self._tensors, self._slices) if self._slices is not None else (),
         )
         stage = StageJob(
             label="every rank",
@@ -61,7 +64,7 @@ class NativeJobBuilder:
             overlap_p2p=False,
             host_call_s=stack.host_call_s * host_factor,
             host_backward_call_s=stack.host_backward_call_s * host_factor,
-            host_step_s=stack.host_step_s * self._what_if.host_factor,
+            host_step_s=(stack.host_step_s + kept_s) * self._what_if.host_factor,
             launch_blocking=stack.launch_blocking and host_factor > 0.0,
         )
 
@@ -81,7 +84,18 @@ class NativeJobBuilder:
         Under hybrid sharding gathers and reductions run among the ranks of a host, sums among equal ranks of all hosts.
         """
         key = tuple(
-            (r.kind, r.op_class, r.phase, r.dtype, r.name, r.dims, r.bytes_read, r.bytes_written, r.message_bytes)
+            (
+                r.kind,
+                r.op_class,
+                r.phase,
+                r.dtype,
+                r.name,
+                r.dims,
+                r.bytes_read,
+                r.bytes_written,
+                r.message_bytes,
+                r.host_calls,
+            )
             for r in rows
         )
         if key not in self._rows:
@@ -135,6 +149,29 @@ class NativeJobBuilder:
         layers = sum(self._trace.pieces[name].num_parameters for name in self._layer_pieces)
         return layers + sum(p.num_elements for p in self._root_parameters)
 
+    @property
+    def _tensors(self) -> tuple[int, ...]:
+        """Elements of every parameter."""
+        layers = [p.num_elements for name in self._layer_pieces for p in self._trace.pieces[name].parameters]
+        return (*layers, *(p.num_elements for p in self._root_parameters))
+
+    @cached_property
+    def _slices(self) -> SliceCalls | None:
+        candidate, stack = self._candidate, self._candidate.stack
+        spec = stack.sharding.slices
+        if stack.framework != "fsdp2" or spec is None or candidate.num_shards == 1:
+            return None
+        wide = candidate.recipe.precision == "fp32"
+        return SliceCalls(
+            num_ranks=candidate.num_shards,
+            kept_elements=spec.kept_elements,
+            dtype=DType.FP32 if wide else _DTYPES[stack.sharding.gather_dtype],
+            view_s=spec.view_s,
+            copy_s=spec.copy_s,
+            call_s=stack.host_call_s,
+            backward_call_s=stack.host_backward_call_s,
+        )
+
     def _plain(self, *, backward: bool) -> TimedGraph:
         names = ("embedding", *self._layer_pieces, "head")
         parts = [self.piece(name, backward=backward) for name in (reversed(names) if backward else names)]
@@ -149,9 +186,17 @@ class NativeJobBuilder:
         candidate, spec = self._candidate, self._candidate.stack.sharding
         if candidate.layout.data_parallel == 1:
             return ChunkJob(forward=self._plain(backward=False), backward=self._plain(backward=True))
-        root = Unit(elements=sum(p.num_elements for p in self._root_parameters), pieces=("embedding", "head"))
+        root = Unit(
+            elements=sum(p.num_elements for p in self._root_parameters),
+            pieces=("embedding", "head"),
+            tensors=tuple(p.num_elements for p in self._root_parameters),
+        )
         units = {
-            name: Unit(elements=self._trace.pieces[name].num_parameters, pieces=(name,))
+            name: Unit(
+                elements=self._trace.pieces[name].num_parameters,
+                pieces=(name,),
+                tensors=tuple(p.num_elements for p in self._trace.pieces[name].parameters),
+            )
             for name in set(self._layer_pieces)
         }
         layers = [units[name] for name in self._layer_pieces]
@@ -164,6 +209,8 @@ class NativeJobBuilder:
             flat_parameters=spec.flat_parameters,
             reshard=candidate.recipe.reshard_after_forward is not False,
             reshard_last=spec.reshard_last_layer,
+            regathers=spec.regathers and candidate.recipe.recompute == "full",
+            slices=self._slices,
         )
         return ChunkJob(
             forward=sharded_forward(root, layers, facts, self), backward=sharded_backward(root, layers, facts, self)

@@ -29,6 +29,7 @@ from echo_explore.graph import (
     TimedGraph,
     concatenate,
 )
+from echo_explore.simulate.slice_rows import SliceCalls, copies_row, gather_rows, reduce_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class ShardingFacts:
         flat_parameters: gathered parameters need no copy; gradients are divided before they are reduced (FSDP1).
         reshard: parameters of layers are freed between forward and backward.
         reshard_last: those of the last layer too.
+        regathers: a layer is gathered for its recomputation and again for its backward.
+        slices: parameters are gathered and reduced one by one, in slices; None: a unit in one collective.
     """
 
     num_shards: int
@@ -52,6 +55,8 @@ class ShardingFacts:
     flat_parameters: bool
     reshard: bool
     reshard_last: bool
+    regathers: bool = False
+    slices: SliceCalls | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +66,12 @@ class Unit:
     Attributes:
         elements: parameters on this tensor-parallel rank, over all shards.
         pieces: names of the pieces, in forward order.
+        tensors: elements of each of its parameters; counts for sharding in slices only.
     """
 
     elements: int
     pieces: tuple[str, ...]
+    tensors: tuple[int, ...] = ()
 
 
 class Prices(Protocol):
@@ -148,6 +155,10 @@ def sharded_backward(root: Unit, layers: Sequence[Unit], facts: ShardingFacts, p
         unit = layers[position]
         if freed[position]:
             _use(sequence, unit, facts, gathered, phase)
+            if facts.regathers:
+                # Approximation: ahead of the recomputation, not between it and the backward (over-estimates).
+                gathered = _gather(sequence, unit, facts, phase)
+                _use(sequence, unit, facts, gathered, phase)
         if position and freed[position - 1]:
             gathered = _gather(sequence, layers[position - 1], facts, phase)
         for name in reversed(unit.pieces):
@@ -161,6 +172,8 @@ def sharded_backward(root: Unit, layers: Sequence[Unit], facts: ShardingFacts, p
 
 def _gather(sequence: _Sequence, unit: Unit, facts: ShardingFacts, phase: Phase) -> int:
     """Cast this rank's shard and start the gather; its row."""
+    if facts.slices is not None:
+        return _gather_slices(sequence, unit, facts, facts.slices, phase)
     shard = -(-unit.elements // facts.num_shards)
     size = DTYPE_BYTES[facts.gather_dtype]
     cast = OpRow(
@@ -189,10 +202,24 @@ def _gather(sequence: _Sequence, unit: Unit, facts: ShardingFacts, phase: Phase)
     )
 
 
+def _gather_slices(sequence: _Sequence, unit: Unit, facts: ShardingFacts, slices: SliceCalls, phase: Phase) -> int:
+    """Gather parameter by parameter, each when the GPU has done all before it; the row of the last."""
+    gathered = -1
+    tensors = slices.gathered(unit.tensors)
+    for position, tensor in enumerate(tensors):
+        if position:
+            sequence.wait(gathered, phase)
+            sequence.rows(copies_row(tensors[position - 1], slices, phase))
+        gathered = sequence.rows(*gather_rows(tensor, slices, phase))
+    return gathered
+
+
 def _use(sequence: _Sequence, unit: Unit, facts: ShardingFacts, gathered: int, phase: Phase) -> None:
     """Wait for the gather and lay the parameters out."""
     sequence.wait(gathered, phase)
-    if not facts.flat_parameters:
+    if facts.slices is not None:
+        sequence.rows(copies_row(facts.slices.gathered(unit.tensors)[-1], facts.slices, phase))
+    elif not facts.flat_parameters:
         size = DTYPE_BYTES[facts.gather_dtype] * unit.elements
         sequence.rows(_copy("fsdp.split_with_sizes_copy", unit.elements, facts.gather_dtype, phase, size, size))
 
@@ -201,6 +228,8 @@ def _reduce(sequence: _Sequence, unit: Unit, facts: ShardingFacts, before: int) 
     """Wait for the reduction before, lay the gradients out and start theirs; its row."""
     if before >= 0:
         sequence.wait(before, Phase.BACKWARD)
+    if facts.slices is not None:
+        return [sequence.rows(*reduce_rows(tensor, facts.slices)) for tensor in reversed(unit.tensors)][-1]
     read, size = DTYPE_BYTES[facts.gather_dtype] * unit.elements, DTYPE_BYTES[facts.reduce_dtype]
     written = size * unit.elements
     rows = [_copy("fsdp.chunk_cat", unit.elements, facts.reduce_dtype, Phase.BACKWARD, read, written)]

@@ -4,7 +4,24 @@ from typing import Literal
 
 from pydantic import Field
 
-from echo_explore.specs.base import Bytes, StrictModel
+from echo_explore.specs.base import Bytes, Seconds, StrictModel
+
+
+class SliceSpec(StrictModel):
+    """Collectives over a list of one slice a rank, one parameter at a time, as DeepSpeed's ZeRO-3 of 2021 ran them.
+
+    The host makes a view of every rank's slice, and the collective copies every slice out of or into one array, so its
+    time grows with ranks times parameters.
+
+    Attributes:
+        view_s: host time of the view of one slice, made in Python.
+        copy_s: host time of the copy of one slice, launched from C++.
+        kept_elements: parameters of fewer elements stay whole and are gathered once a step, after the optimizer.
+    """
+
+    view_s: Seconds = Field(alias="view")
+    copy_s: Seconds = Field(alias="copy")
+    kept_elements: int = Field(default=0, ge=0)
 
 
 class ShardingSpec(StrictModel):
@@ -17,12 +34,16 @@ class ShardingSpec(StrictModel):
         flat_parameters: the parameters of a unit are one flat array (FSDP1), so that gathered ones need no copy and
             gradients are divided before they are reduced; else each is sharded by itself (FSDP2).
         reshard_last_layer: the last layer's parameters are freed after its forward although its backward comes next.
+        regathers: under full recomputation a layer's parameters are freed between its recomputation and its backward.
+        slices: parameters are gathered and reduced one by one in slices; None: a layer in one collective.
     """
 
     group: Literal["all", "host"] = "all"
     gather_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     flat_parameters: bool = False
     reshard_last_layer: bool = True
+    regathers: bool = False
+    slices: SliceSpec | None = None
 
 
 def shard_ranks(spec: ShardingSpec, *, data_parallel: int, tensor_parallel: int, gpus_per_host: int) -> int:

@@ -30,11 +30,10 @@ class StackRule:
     reason: str = ""
 
 
-_ZERO3 = "ZeRO-3 of DeepSpeed is not traced yet"
 _MEGATRON_FSDP = "Megatron's own fully sharded data parallelism is not traced yet"
 
 STACK_RULES = (
-    StackRule(framework=r"deepspeed zero-3", reason=_ZERO3),
+    StackRule(framework=r"deepspeed zero-3", stack="deepspeed-zero3"),
     StackRule(framework=r"megatron.fsdp", reason=_MEGATRON_FSDP),
     StackRule(framework=r"llm-foundry", gpu=r"H\d", stack="llm-foundry-fsdp-hopper"),
     StackRule(framework=r"llm-foundry", stack="llm-foundry-fsdp"),

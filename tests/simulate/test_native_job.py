@@ -149,3 +149,58 @@ def test_every_parameter_is_in_one_bucket(sizes: list[int], first: int, others: 
         limit = others if number else first
         assert sum(sizes[i] for i in bucket) >= limit
         assert sum(sizes[i] for i in bucket[:-1]) < limit
+
+
+def sliced(layout: str = "dp=16", **job: Any) -> Candidate:
+    options = {"model": "gpt-22b", "stack": "deepspeed-zero3", "precision": "fp16", "recompute": "full"}
+    return native(layout, **(options | job))
+
+
+def test_zero_3_of_2021_gathers_three_times_and_reduces_every_parameter_by_itself() -> None:
+    one = sliced()
+    trace = HandmadeTracer().trace(request_of(one))
+    sizes = [p.num_elements for p in trace.pieces["layer.dense"].parameters]
+    large = [n for n in sizes if n >= 100_000]
+    assert 0 < len(large) < len(sizes)
+    (stage,) = job_of(one).stages
+    backward = stage.chunks[0].backward.graph
+    layers = one.model.num_layers
+    gathers = backward.is_collective & (backward.collective == Collective.ALL_GATHER)
+    assert gathers.sum() == 2 * layers * len(large)  # recomputation and backward
+    reductions = backward.collective[backward.is_collective] == Collective.REDUCE_SCATTER
+    assert reductions.sum() >= layers * len(sizes)
+    names = [stage.epilogue.graph.strings[n] for n in stage.epilogue.graph.name]
+    assert names.count("c10d.allgather_") == 1  # what stays whole
+
+
+def test_slices_cost_the_host_as_much_as_ranks_times_parameters() -> None:
+    def host_s(ranks: int) -> float:
+        job = job_of(sliced(f"dp={ranks}", global_batch_size=ranks))
+        graph = job.stages[0].chunks[0].forward.graph
+        return float(graph.host_calls.sum()) * job.host_call_s
+
+    few, more, most = (host_s(n) for n in (128, 256, 512))
+    assert most - more == pytest.approx(2 * (more - few), rel=0.02)
+    spec = sliced().stack.sharding.slices
+    assert spec is not None
+    trace = HandmadeTracer().trace(request_of(sliced()))
+    large = sum(p.num_elements >= spec.kept_elements for p in trace.pieces["layer.dense"].parameters)
+    at_least = 128 * sliced().model.num_layers * large * (spec.view_s + spec.copy_s)
+    assert more - few > 0.95 * at_least
+    steps = [job_of(sliced(f"dp={n}", global_batch_size=n)).host_step_s for n in (128, 256)]
+    assert steps[1] - 0.02 == pytest.approx(2 * (steps[0] - 0.02))
+
+
+def test_slices_make_a_step_longer_and_hold_less() -> None:
+    whole = sliced(overrides=("stack.sharding.regathers=false",))
+    gathered_once = simulator().predict(whole).step_time_s
+    assert simulator().predict(sliced()).step_time_s > gathered_once
+    layered = sliced(
+        stack="llm-foundry-fsdp", overrides=("stack.gradient_dtype=fp16", "stack.sharding.gather_dtype=fp16")
+    )
+    assert simulator().memory_of(sliced()).peak_bytes < simulator().memory_of(layered).peak_bytes
+
+
+def test_bounds_hold_for_slices() -> None:
+    bounds, prediction = simulator().bounds(sliced()), simulator().predict(sliced())
+    assert 0 < bounds.step_time_s <= prediction.step_time_s

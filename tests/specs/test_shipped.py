@@ -49,6 +49,7 @@ STACKS = (
     ),
     "megatron-bridge-graphs",
     "nanotron",
+    "deepspeed-zero3",
     *("torchtitan-fsdp2", "torchtitan-eager", "fms-fsdp", "llm-foundry-fsdp", "llm-foundry-fsdp-hopper", "torch-ddp"),
 )
 CALIBRATIONS = (

@@ -47,6 +47,7 @@ def test_a_plain_run() -> None:
         ({"framework": "megatron-lm", "framework_version_or_date": "2022-05"}, "megatron-2022"),
         ({"framework": "megatron-lm", "framework_version_or_date": "2025-01"}, "megatron-core"),
         ({"framework": "megatron-deepspeed"}, "megatron-deepspeed"),
+        ({"framework": "deepspeed zero-3", "framework_version_or_date": "2021-04"}, "deepspeed-zero3"),
         ({"framework": "megatron-bridge"}, "megatron-bridge"),
         ({"framework": "nanotron"}, "nanotron"),
         ({"framework": "aleph-alpha scaling (megatron-like)"}, "aleph-scaling"),
@@ -139,7 +140,7 @@ def test_row_wise_scales_are_read_from_the_precision() -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"framework": "deepspeed zero-3"}, "ZeRO-3 of DeepSpeed is not traced yet"),
+        ({"framework": "megatron-fsdp"}, "Megatron's own fully sharded data parallelism is not traced yet"),
         ({"framework": "torchtitan", "pp": "2", "dp": "4", "tp": "1"}, "layout.pp = 2: is not traced for fsdp2"),
         ({"framework": "jax"}, "framework 'jax' has no stack profile"),
         ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
