@@ -199,6 +199,7 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
         source=copies.source,
         copy=copies.owner,
         num_ranks=len(templates),
+        pool=pool,
     )
     times = run_program(program, pairs)
     is_host = ops.charge == Charge.LAUNCH

@@ -168,4 +168,5 @@ def _join(copies: Copies, rank_of_copy: Ints, extras: Extras, group: Ints) -> Pr
         source=np.concatenate([copies.source, nothing]),
         copy=np.concatenate([copies.owner, nothing]),
         num_ranks=rank_of_copy.shape[0] and int(rank_of_copy.max()) + 1,
+        pool=copies.pool,
     )

@@ -10,8 +10,9 @@ from echo_explore.core.jit import jit
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.charges import NUM_COLUMNS, RanOps
 from echo_explore.timeline.engine import run_events
-from echo_explore.timeline.ops import NUM_STREAMS, OP_COLUMNS, Ops, Stream
+from echo_explore.timeline.ops import NUM_STREAMS, OP_COLUMNS, Charge, Ops, Stream
 from echo_explore.timeline.ports import InterferenceModel
+from echo_explore.timeline.stuck import cycle_text, waiting_cycle
 from echo_explore.timeline.templates import Template
 
 
@@ -193,6 +194,7 @@ class Program:
         source: op of the pool that it is a copy of, -1 for others.
         copy: block that it belongs to, -1 for others.
         num_ranks: rank classes.
+        pool: what its ops were copied from, for messages; None: nothing.
     """
 
     ops: Ops
@@ -203,6 +205,17 @@ class Program:
     source: Ints
     copy: Ints
     num_ranks: int
+    pool: Pool | None = None
+
+    def name_of(self, op: int) -> str:
+        """An op in words: what it is, its row, stream and rank class."""
+        what = Charge(int(self.ops.charge[op])).name.lower()
+        source, row = int(self.source[op]), int(self.ops.row[op])
+        if self.pool is not None and source >= 0 and row >= 0:
+            graph = self.pool.templates[int(self.pool.template_of[source])].source.graph
+            what = f"row {row} ({graph.text(row).strip()})"
+        to = f" to rank class {int(self.peer[op])}" if self.peer[op] >= 0 else ""
+        return f"{what}{to} on {Stream(int(self.ops.stream[op])).name.lower()} of rank class {int(self.rank[op])}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -253,7 +266,7 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     """Start and end of every op.
 
     Raises:
-        EchoError: ops wait for each other; names the first of each stuck stream.
+        EchoError: ops wait for each other; names those of a cycle.
         SpecError: an op of a class that the pair table does not have.
     """
     ops = program.ops
@@ -266,7 +279,7 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     members = np.flatnonzero(program.group >= 0)
     num_groups = int(program.group.max(initial=-1)) + 1
     group_first, in_group = _csr(program.group[members], num_groups)
-    start, end = np.zeros(n), np.zeros(n)
+    start, end = np.zeros(n), np.full(n, np.nan)
     done = run_events(
         ops.duration_s,
         stream,
@@ -287,16 +300,16 @@ def run_program(program: Program, pairs: Pairs) -> Times:
         end,
     )
     if done != n:
-        finished = np.zeros(n, dtype=np.bool_)
-        finished[end > 0] = True
-        stuck = [
-            f"rank class {s // NUM_STREAMS} {Stream(s % NUM_STREAMS).name.lower()}"
-            for s in range(num_streams)
-            if (~finished[stream_order[stream_first[s] : stream_first[s + 1]]]).any()
-        ]
-        raise EchoError(
-            f"timeline: {n - done} of {n} ops wait for each other, on {', '.join(stuck[:6])}; fix: check the job"
+        cycle = waiting_cycle(
+            np.isfinite(end),
+            stream=stream,
+            order=stream_order,
+            edge_source=ops.edge_source,
+            edge_target=ops.edge_target,
+            group=program.group,
         )
+        text = cycle_text(cycle, program.name_of)
+        raise EchoError(f"timeline: {n - done} of {n} ops wait for each other: {text}; fix: correct their order")
     return Times(start_s=start, end_s=end)
 
 

@@ -137,7 +137,10 @@ def test_deadlock_is_reported() -> None:
         copy=np.full(2, -1),
         num_ranks=1,
     )
-    with pytest.raises(EchoError, match="2 of 2 ops wait for each other, on rank class 0 compute"):
+    with pytest.raises(
+        EchoError,
+        match="2 of 2 ops wait for each other: mark on compute of rank class 0 waits for mark on compute",
+    ):
         run_program(one, pairs(1.0, 1.0))
 
 

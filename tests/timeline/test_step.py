@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_explore.core import EchoError
 from echo_explore.graph import Collective, OpClass, Phase
 from echo_explore.testing.strategies import (
     Item,
@@ -273,3 +274,18 @@ def test_an_exchange_longer_than_what_hides_it_shows() -> None:
     # A pair: a kernel of each, the forward's exchange beside the other kernel of the backward, its own other kernel.
     assert step.step_time_s == pytest.approx(11.0 + 1.25 + 10 * (0.5 + 1.0 + 9.0 + 1.0))
     assert step.breakdown["expert_s"] == pytest.approx(9.0 + 0.25 + 10 * 8.5)
+
+
+def test_collectives_over_stages_in_another_order_name_their_rows() -> None:
+    """Stage 0 sums its tied embedding first, stage 1 the norm of its gradients: neither ever meets the other."""
+    job = equal_stages_job(num_stages=2, num_micro_batches=2)
+    orders: tuple[list[Item], ...] = ([("embedding", 0.1), ("model", 0.1)], [("model", 0.1), ("embedding", 0.1)])
+    epilogues = [timed_graph(order, phase=Phase.OPTIMIZER) for order in orders]
+    job = replace(job, stages=tuple(replace(s, epilogue=e) for s, e in zip(job.stages, epilogues, strict=True)))
+    with pytest.raises(EchoError, match="wait for each other") as error:
+        simulate_step(job, interference=NONE, fidelity="kernel")
+    assert "row 0 (optimizer all_reduce 1 B over embedding" in str(error.value)
+    assert "row 0 (optimizer all_reduce 1 B over model" in str(error.value)
+    assert "on model of rank class 0" in str(error.value)
+    assert "on model of rank class 1" in str(error.value)
+    assert "\n" not in str(error.value)
