@@ -4,7 +4,15 @@ from echo_explore.timeline.blocks import Fidelity
 from echo_explore.timeline.bound import cheap_bound, step_time_lower_bound
 from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
 from echo_explore.timeline.explain import BubbleSplit, StepExplanation
-from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
+from echo_explore.timeline.job import (
+    ChunkJob,
+    GradientBucket,
+    ParameterGather,
+    PipelineJob,
+    SharedLinks,
+    SplitBackward,
+    StageJob,
+)
 from echo_explore.timeline.perfect import perfectly_overlapped
 from echo_explore.timeline.perfetto import write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
@@ -25,6 +33,7 @@ __all__ = [
     "PairTable",
     "ParameterGather",
     "PipelineJob",
+    "SharedLinks",
     "Span",
     "SplitBackward",
     "StageJob",

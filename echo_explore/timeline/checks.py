@@ -5,6 +5,7 @@ import math
 from echo_explore.core import SpecError
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import schedule_of
+from echo_explore.timeline.ops import AXIS_STREAM
 
 
 def check_job(job: PipelineJob) -> None:
@@ -27,6 +28,11 @@ def check_job(job: PipelineJob) -> None:
     _check_seconds("host_expert_call_s", job.host_expert_call_s)
     _check_seconds("host_step_s", job.host_step_s)
     _check_seconds("jitter_sigma_log", job.jitter_sigma_log)
+    for links in job.shared_links:
+        for axis, slowdown in ((links.first, links.first_slowdown), (links.second, links.second_slowdown)):
+            if AXIS_STREAM[axis] < 0 or not 1.0 <= slowdown < math.inf:
+                rule = "needs an axis with collectives and a factor of 1 or more"
+                raise SpecError("shared_links", f"{axis.name}: {slowdown}", rule, "give 1 where nothing is shared")
     for s, stage in enumerate(job.stages):
         _check_seconds(f"stages[{s}].send_forward_s", stage.send_forward_s)
         _check_seconds(f"stages[{s}].send_backward_s", stage.send_backward_s)

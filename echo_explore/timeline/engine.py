@@ -57,6 +57,7 @@ def run_events(
     group_members: Ints,
     pair_compute: Floats,
     pair_collective: Floats,
+    shared: Floats,
     start: Floats,
     end: Floats,
 ) -> int:
@@ -65,7 +66,8 @@ def run_events(
     An op starts when it is the head of its stream, the stream is free, all its predecessors have ended and, for a
     member of a rendezvous group, all members are as far. Stream 0 of a rank holds kernels. While a kernel of class k
     (above 0) runs beside collectives c1.. (above 0) of its rank its rate is 1 / (1 + sum(pair_compute[k, ci] - 1)), and
-    theirs is 1 / pair_collective[k, ci]; rates change whenever the running set does.
+    theirs is 1 / pair_collective[k, ci], times 1 / (1 + sum(shared[s, q] - 1)) for a collective of stream s beside
+    others on streams q of its rank; rates change whenever the running set does.
 
     Args:
         duration: (num_ops,) seconds alone.
@@ -83,6 +85,7 @@ def run_events(
         group_members: ops of every group.
         pair_compute: (num_kernel_classes, num_traffic_classes) slowdown of kernels.
         pair_collective: slowdown of collectives, of the same shape.
+        shared: (streams_per_rank, streams_per_rank) slowdown of a collective of one stream beside one of another.
         start: (num_ops,) out.
         end: (num_ops,) out.
     """
@@ -194,6 +197,12 @@ def run_events(
                     if k > 0:
                         slow += pair_compute[k, traffic_class[op]] - 1.0
                         wanted = 1.0 / pair_collective[k, traffic_class[op]]
+                    if num_comms[r] > 1:
+                        beside = 1.0
+                        for q in range(first + 1, first + streams_per_rank):
+                            if q != s and running[q] >= 0 and traffic_class[running[q]] > 0:
+                                beside += shared[s - first, q - first] - 1.0
+                        wanted /= beside
                     if wanted != rate[s]:
                         remaining[s] = max(0.0, remaining[s] - (now - since[s]) * rate[s])
                         since[s] = now

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from echo_explore.graph import Collective, TimedGraph
+from echo_explore.graph import Axis, Collective, TimedGraph
 from echo_explore.graph.execution_graph import Ints
 
 
@@ -108,6 +108,23 @@ class StageJob:
     epilogue: TimedGraph
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLinks:
+    """Two axes whose collectives share links where they run beside each other on a rank.
+
+    Attributes:
+        first: one axis; axes of one stream never run beside each other.
+        second: the other.
+        first_slowdown: time of a collective of the first over that alone, 1 or more.
+        second_slowdown: the same of the second.
+    """
+
+    first: Axis
+    second: Axis
+    first_slowdown: float
+    second_slowdown: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineJob:
     """A whole step of a job.
@@ -126,6 +143,7 @@ class PipelineJob:
         host_backward_call_s: the same in a backward.
         host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
         host_step_s: host time once a step, after the epilogue.
+        shared_links: which axes hold each other back, and how much.
         jitter_sigma_log: every forward and backward takes exp(jitter_sigma_log |z|) times as long, z standard normal,
             drawn anew for each pass of each stage; 0: none. With it no micro-batch repeats another.
         jitter_seed: of the draws.
@@ -145,6 +163,7 @@ class PipelineJob:
     launch_blocking: bool = False
     overlap_exchanges: bool = False
     host_expert_call_s: float = 0.0
+    shared_links: tuple[SharedLinks, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0
 

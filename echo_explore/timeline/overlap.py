@@ -8,6 +8,7 @@ from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
+from echo_explore.timeline.ops import Stream
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Pairs, Times
 
@@ -23,6 +24,7 @@ def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
         return False
     columns = sorted(codes)
     slows = (pairs.compute[:, columns] > 1).any() or (pairs.collective[:, columns] > 1).any()
+    slows = slows or (pairs.shared[Stream.DATA] > 1).any() or (pairs.shared[:, Stream.DATA] > 1).any()
     return bool(slows) or any(template.uses_data_stream for template in blocks.expanded)
 
 

@@ -1,7 +1,7 @@
 """All ops of a step, linked and ordered, and their run through the engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from echo_explore.core.jit import jit
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.charges import NUM_COLUMNS, RanOps
 from echo_explore.timeline.engine import run_events
-from echo_explore.timeline.ops import NUM_STREAMS, OP_COLUMNS, Charge, Ops, Stream
+from echo_explore.timeline.job import SharedLinks
+from echo_explore.timeline.ops import AXIS_STREAM, NUM_STREAMS, OP_COLUMNS, Charge, Ops, Stream
 from echo_explore.timeline.ports import InterferenceModel
 from echo_explore.timeline.stuck import cycle_text, waiting_cycle
 from echo_explore.timeline.templates import Template
@@ -23,19 +24,16 @@ class Pairs:
     Attributes:
         compute: (num_kernel_classes, num_traffic_classes) factors on kernels.
         collective: factors on collectives, of the same shape.
+        shared: (NUM_STREAMS, NUM_STREAMS) factors on a collective of one stream beside one of another.
     """
 
     compute: Floats
     collective: Floats
-
-    @property
-    def is_trivial(self) -> bool:
-        """Whether nothing slows anything."""
-        return bool((self.compute == 1).all() and (self.collective == 1).all())
+    shared: Floats = field(default_factory=lambda: np.ones((NUM_STREAMS, NUM_STREAMS)))
 
 
-def checked_pairs(model: InterferenceModel) -> Pairs:
-    """The pair table of the model.
+def checked_pairs(model: InterferenceModel, sharing: Sequence[SharedLinks] = ()) -> Pairs:
+    """The pair table of the model, and of axes whose collectives share links.
 
     Raises:
         SpecError: wrong shape, or a factor that is not finite or below 1.
@@ -53,7 +51,12 @@ def checked_pairs(model: InterferenceModel) -> Pairs:
                 f"interference.{name}", float(array.min()), "every factor must be 1 or more", "check the model"
             )
         factors[name] = array
-    return Pairs(**factors)
+    shared = np.ones((NUM_STREAMS, NUM_STREAMS))
+    for links in sharing:
+        one, other = AXIS_STREAM[links.first], AXIS_STREAM[links.second]
+        if one != other:
+            shared[one, other], shared[other, one] = links.first_slowdown, links.second_slowdown
+    return Pairs(**factors, shared=shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -296,6 +299,7 @@ def run_program(program: Program, pairs: Pairs) -> Times:
         members[in_group].astype(np.int64),
         pairs.compute,
         pairs.collective,
+        pairs.shared,
         start,
         end,
     )

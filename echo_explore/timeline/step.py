@@ -95,7 +95,7 @@ def simulate_step(
     if fidelity not in ("kernel", "block"):
         raise SpecError("fidelity", fidelity, "must be kernel or block", "use kernel")
     check_job(job)
-    pairs = checked_pairs(interference)
+    pairs = checked_pairs(interference, job.shared_links)
     blocks = prepare_blocks(job, pairs, fidelity)
     run, period = _run_folded(job, blocks, pairs) if fold else (_run_all_rows(job, blocks, pairs), None)
     spans: tuple[Span, ...] = ()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_explore.core import EchoError
-from echo_explore.graph import Collective, OpClass, Phase
+from echo_explore.core import EchoError, SpecError
+from echo_explore.graph import Axis, Collective, OpClass, Phase
 from echo_explore.testing.strategies import (
     Item,
     equal_stages_job,
@@ -15,7 +15,7 @@ from echo_explore.testing.strategies import (
     pipeline_jobs,
     timed_graph,
 )
-from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, StepTimeline, simulate_step
+from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, SharedLinks, StepTimeline, simulate_step
 from echo_explore.timeline.templates import LAUNCH_LATENCY_S
 
 PARTS = ("recompute_s", "interference_s")
@@ -289,3 +289,46 @@ def test_collectives_over_stages_in_another_order_name_their_rows() -> None:
     assert "on model of rank class 0" in str(error.value)
     assert "on model of rank class 1" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_collectives_that_share_links_slow_each_other() -> None:
+    """A tensor collective of 2 s from 4 to 6 s beside a bucket of 3 s from 4 s on, tensor 2 x and data 1.5 x as slow.
+
+    Both run from 4: the bucket at 2/3 would end at 8.5, the other at 1/2 ends at 8; the bucket has 3 - 4 * 2/3 = 1/3
+    left then and ends at 8 + 1/3.
+    """
+    bucket = GradientBucket(
+        collective=Collective.ALL_REDUCE, message_bytes=1.0, time_s=3.0, sigma_log=0.1, ready_after=0
+    )
+    job = equal_stages_job(
+        num_stages=1,
+        num_micro_batches=1,
+        forward=[("gemm", 3.0)],
+        backward=[("gemm", 1.0), ("sync", 2.0)],
+        buckets=(bucket,),
+    )
+    alone = simulate_step(job, interference=NONE, fidelity="kernel")
+    assert alone.step_time_s == pytest.approx(7.0)
+    shared = SharedLinks(first=Axis.TENSOR, second=Axis.DATA, first_slowdown=2.0, second_slowdown=1.5)
+    both = replace(job, shared_links=(shared,))
+    for fold in (True, False):
+        step = simulate_step(both, interference=NONE, fidelity="kernel", fold=fold)
+        assert step.step_time_s == pytest.approx(8.0 + 1 / 3)
+    bad = replace(job, shared_links=(replace(shared, first_slowdown=0.5),))
+    with pytest.raises(SpecError, match="shared_links"):
+        simulate_step(bad, interference=NONE, fidelity="kernel")
+
+
+@settings(max_examples=30, deadline=None)
+@given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1)]))
+def test_folded_equals_unfolded_with_shared_links(job: PipelineJob, slow: tuple[float, float]) -> None:
+    job = replace(
+        job,
+        shared_links=(
+            SharedLinks(first=Axis.TENSOR, second=Axis.DATA, first_slowdown=1.5, second_slowdown=1.2),
+            SharedLinks(first=Axis.CONTEXT, second=Axis.TENSOR, first_slowdown=2.0, second_slowdown=2.0),
+        ),
+    )
+    model = interference(*slow)
+    folded = simulate_step(job, interference=model, fidelity="kernel")
+    check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
