@@ -421,7 +421,7 @@ def main() -> None:
         f"# Tables: {sources}, compiled 2026-11.",
         "# sigma_log: spread of log(measured / predicted) on shapes left out of the fit, widened by what is assumed.",
         "schema = 1",
-        "learned = true  # products in 16 bits by the networks of _shipped/kernels; the tables give the sustained rate",
+        "learned = true  # products in 16 and 8 bits by the networks; the tables give the sustained rate",
         f'reference = "Echo Explore roofline, fitted {today} to {sources}"',
         f'fitted_on = "{today}"',
         "largest_extent = 65536",

@@ -16,7 +16,7 @@ from echo_explore.compute.coefficients import SUBSTITUTES, Calibration, DeviceCo
 from echo_explore.compute.corrections import Clock, Correction
 from echo_explore.compute.gemm import Floats, GemmCoefficients, Machine, combine, gemm_time_s
 from echo_explore.compute.gemm_features import gemm_bytes
-from echo_explore.compute.learned import learned_attention, learned_gemm, learned_stream
+from echo_explore.compute.learned import Learned, learned_attention, learned_product, learned_stream
 from echo_explore.compute.signatures import Bools, Signatures
 from echo_explore.compute.streaming import StreamCoefficients, stream_time_s
 from echo_explore.core import MissingCalibration
@@ -38,6 +38,9 @@ MATRIX_DTYPES = {
 }
 """Names of the data types that matrix units compute in."""
 HALF = ("bf16", "fp16")
+NARROW = ("fp8", "mxfp8")
+"""Learned on the devices of the tables and those like them; elsewhere physical, since no GPU was left out of their fit.
+nvfp4 and fp32 stay physical: docs/compute_model.md says why."""
 LARGEST_EXTENT = 2**26
 """Beyond it a size is a mistake rather than a kernel: no tensor of training has 67 million rows a rank (2026-11-30)."""
 CONVOLUTION_SIGMA_LOG = 0.3
@@ -180,8 +183,9 @@ class Pricing:
             self.note(f"gemm: {int(outside.sum())} shapes beyond m, n, k <= {self.calibration.largest_extent}")
         sigma = np.full(flop.shape, spread)
         convolution = part.op_class == OpClass.CONVOLUTION
-        if self.calibration.learned and name in HALF and not convolution.any():
-            time, sigma = self._learned_gemm(shape, num_bytes, name, coefficients, spread, machine)
+        learned = None if convolution.any() else self.learned_products(shape, name)
+        if learned is not None:
+            time, sigma = self._learned_gemm(learned, shape, num_bytes, dtype, coefficients, spread, machine)
         else:
             rate = self.rate_fraction(coefficients)
             time = gemm_time_s(shape, num_bytes, coefficients, machine, element_bytes=element, rate_fraction=rate)
@@ -191,13 +195,21 @@ class Pricing:
         bound = np.maximum(flop / machine.peak_flop_per_s, num_bytes / machine.bandwidth_bytes_per_s)
         return np.maximum(time, bound), np.where(outside, 2.0, 1.0) * sigma
 
+    def learned_products(self, shape: Floats, name: str) -> Learned | None:
+        """Isolated times by the networks; None where they don't serve this data type on this device."""
+        if not self.calibration.learned or name not in (*HALF, *NARROW):
+            return None
+        learned = learned_product(shape, self.chip, name, source=self.stack.kernel_source)
+        return learned if name in HALF or not learned.generic else None
+
     def _learned_gemm(
-        self, shape: Floats, num_bytes: Floats, name: str, c: GemmCoefficients, spread: float, machine: Machine
-    ) -> tuple[Floats, Floats]:
-        """Products in 16 bits by the network: bytes beyond the least are streamed, and the sustained rate caps them."""
-        learned = learned_gemm(shape, self.chip, name, source=self.stack.kernel_source)
+        self, learned: Learned, shape: Floats, num_bytes: Floats, dtype: int, c: GemmCoefficients, spread: float,
+        machine: Machine,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """Products by the network: bytes beyond the least are streamed, and the sustained rate caps them."""
+        name = MATRIX_DTYPES[DType(dtype)]
         bandwidth = machine.bandwidth_bytes_per_s * c.memory_efficiency_fraction
-        least = gemm_bytes(shape, 2.0)
+        least = gemm_bytes(shape, DTYPE_BYTES[DType(dtype)])
         time, sigma = self.corrected(
             learned.time_s, np.full(num_bytes.shape, learned.sigma_log), "gemm", name, "isolated"
         )

@@ -1,5 +1,6 @@
 """The learned kernel models: invariants that no fit may break, and what they are made of."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,14 @@ from echo_explore.compute import RooflineModel, load_calibration
 from echo_explore.compute.attention_features import attention_columns, attention_work
 from echo_explore.compute.chip import Chip, chip_names, chip_of, named_chip
 from echo_explore.compute.gemm_features import gemm_bytes
-from echo_explore.compute.learned import GEMM_NETWORKS, learned_attention, learned_gemm, learned_stream, network_file
+from echo_explore.compute.learned import (
+    GEMM_NETWORKS,
+    learned_attention,
+    learned_gemm,
+    learned_product,
+    learned_stream,
+    network_file,
+)
 from echo_explore.compute.network import load_networks
 from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DType, OpClass, OpRow, build_graph
@@ -19,6 +27,7 @@ from echo_explore.specs import load_cluster
 from tests.compute.graphs import device, gemm, stack
 
 GPUS = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM", "B200-SXM", "GB300", "H20", "L40S", "MI300X", "V100-SXM2")
+MODEL = RooflineModel.shipped()
 gpus = st.sampled_from(GPUS).map(named_chip)
 extents = st.integers(1, 70_000)
 
@@ -36,6 +45,40 @@ def test_a_quarter_of_any_n_or_k_is_not_slower(chip: Chip, precision: str, m: in
     quarter[0, column] = max(1, whole[0, column] // 4)
     times = [float(learned_gemm(s, chip, precision).time_s[0]) for s in (whole, quarter)]
     assert times[0] >= times[1] / 1.05
+
+
+@given(st.sampled_from(GPUS[1:5]).map(named_chip), st.integers(1, 64), *[extents] * 3)
+@settings(deadline=None)
+def test_a_narrow_product_alone_lies_between_the_roofline_and_the_product_with_its_cast(
+    chip: Chip, batch: int, m: int, n: int, k: int
+) -> None:
+    shape = np.array([[batch, m, n, k]], dtype=np.float64)
+    alone, whole = learned_product(shape, chip, "fp8"), learned_gemm(shape, chip, "fp8")
+    bytes_s = gemm_bytes(shape, 1.0)[0] / chip.bandwidth_bytes_per_s
+    least = max(2.0 * batch * m * n * k / chip.peak("fp8"), bytes_s)
+    assert alone.time_s[0] >= least * (1 - 1e-12)
+    assert alone.time_s[0] <= max(whole.time_s[0], 4000.0 / chip.clock_hz)
+    assert alone.sigma_log > whole.sigma_log
+
+
+def test_a_cast_of_a_narrow_table_is_taken_off_by_the_rows_it_reads() -> None:
+    chip = named_chip("H100-SXM5-80GB")
+    shape = _shape(8192, 1024, 8192)
+    took = learned_gemm(shape, chip, "fp8").time_s[0] - learned_product(shape, chip, "fp8").time_s[0]
+    one_pass = 3.0 * 8192 * 8192 / chip.bandwidth_bytes_per_s
+    assert one_pass < took < 2.5 * one_pass
+    assert learned_product(shape, chip, "bf16").time_s[0] == learned_gemm(shape, chip, "bf16").time_s[0]
+
+
+def test_narrow_products_of_a_graph_are_learned_where_a_table_has_the_gpu_and_physical_elsewhere() -> None:
+    graph = build_graph([gemm(1, 4096, 4096, 4096, dtype=DType.FP8)])
+    physical = RooflineModel(replace(MODEL.calibration, learned=False), sustained=False)
+    alone = RooflineModel(MODEL.calibration, sustained=False)
+    for cluster, learned in (("h100-ndr", True), ("b200-ndr", True), ("mi300x-roce", False)):
+        spec = load_cluster(cluster).device
+        times = [model.kernel_times(graph, spec, stack()).time_s[0] for model in (alone, physical)]
+        assert bool(times[0] != times[1]) is learned
+        assert learned_product(_shape(4096, 4096, 4096), chip_of(spec), "fp8").generic is not learned
 
 
 @given(gpus, st.sampled_from(sorted(GEMM_NETWORKS)), st.integers(1, 64), *[extents] * 3)
