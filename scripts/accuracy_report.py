@@ -188,7 +188,7 @@ def declined(scores: Scores) -> str:
 
 def does_not_fit(measured: Sequence[Row], predicted: Mapping[str, Row]) -> str:
     """All measured runs fitted: predictions that one does not are errors."""
-    total = [row for row in measured if predicted[row["id"]].get("fits")]
+    total = [row for row in measured if predicted.get(row["id"], {}).get("fits")]
     wrong: dict[str, int] = defaultdict(int)
     for row in total:
         wrong[row["family"]] += predicted[row["id"]]["fits"] == "False"
