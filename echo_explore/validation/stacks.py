@@ -75,8 +75,11 @@ def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
         update["launch_blocking"] = True
     if row.overlap.narrow_reduction:
         update["gradient_dtype"] = "bf16"
-    if re.search(r"row-?wise", row.values.get("precision", "").lower().replace("_", "-")):
+    precision = row.values.get("precision", "").lower().replace("_", "-")
+    if re.search(r"row-?wise", precision):
         update["fp8_scales"] = "row"
+    elif re.search(r"\b(cs|current)\b", precision):  # Float8CurrentScaling: Transformer Engine 2, quantizer.cpp (2025)
+        update["fp8_scales"] = "tensor"
     if row.overlap.first_flash:
         scale = profile.compute_scale.get("attention", 1.0) * FIRST_FLASH_SCALE
         update["compute_scale"] = profile.compute_scale | {"attention": scale}

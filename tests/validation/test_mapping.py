@@ -137,6 +137,17 @@ def test_row_wise_scales_are_read_from_the_precision() -> None:
         assert stack_of(row(**titan, precision=precision)).fp8_scales == scales  # type: ignore[union-attr]
 
 
+def test_current_scaling_reads_arrays_before_the_cast_and_delayed_scaling_does_not() -> None:
+    for precision, scales in (
+        ("fp8-cs", "tensor"),
+        ("FP8_CS", "tensor"),
+        ("fp8 current scaling", "tensor"),
+        ("fp8", "known"),
+    ):
+        profile = stack_of(row(framework="megatron-bridge", precision=precision))
+        assert profile.fp8_scales == scales  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
