@@ -21,6 +21,7 @@ from pathlib import Path
 from echo_explore.core import write_atomic
 from echo_explore.core.versions import MODEL_VERSION
 from echo_explore.validation import Outcome, Scores, score
+from echo_explore.validation.score import MIN_LAYOUTS, WORKLOAD
 from scripts.accuracy_fits import Run, fit_scalars, fitted, leave_one_family_out
 from scripts.svg_plot import ratio_chart
 
@@ -181,6 +182,24 @@ def worst(runs: Sequence[Run], predicted: Mapping[str, Row]) -> str:
     return markdown(["run", "GPUs", "layout", "measured, s", "predicted, s", "error", "largest parts"], rows)
 
 
+def pair_spread(runs: Sequence[Run]) -> str:
+    """How far the errors of two layouts of one workload lie apart: what `search.ties.TIE_LOG` is taken from."""
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for run in runs:
+        if run.outcome.predicted_s is not None:
+            workload = tuple(run.outcome.cells[name] for name in WORKLOAD)
+            groups[workload].append(math.log(run.outcome.predicted_s / run.outcome.measured_s))
+    used = [errors for errors in groups.values() if len(errors) >= MIN_LAYOUTS]
+    apart = sorted(abs(x - y) for errors in used for i, x in enumerate(errors) for y in errors[:i])
+    count = sum(map(len, used))
+    if not apart:
+        return "No workload has enough layouts to compare."
+    return (
+        f"Errors of two layouts of one workload lie at most {apart[int(0.8 * len(apart))]:.3f} apart in the log in "
+        f"8 of 10 pairs ({len(used)} workloads, {count} runs)."
+    )
+
+
 def declined(scores: Scores) -> str:
     """Why runs are declined."""
     return markdown(["declined", "why"], [[str(count), reason] for reason, count in scores.declined.items()])
@@ -212,6 +231,7 @@ def page(measured: Sequence[Row], predicted: Mapping[str, Row], runs: Sequence[R
         "## By GPU", by_group(runs, "GPU", lambda run: run.gpu),
         "## By scale", by_group(runs, "scale", scale_of),
         "![predicted over measured, by GPUs](images/accuracy_scale.svg)",
+        "## Ranking", pair_spread(runs),
         "## What explains the bias",
         "Mean share of the predicted step by part (of communication what is exposed), and the part whose share goes\n"
         "with the error of a run (rank correlation of 0.5 and more).",
