@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Collective
-from echo_explore.tracing.op_rules import tensor_bytes
+from echo_explore.graph import Axis, Collective, DType, OpRow
+from echo_explore.tracing.op_rules import DTYPES, shapes_text, tensor_bytes
 
 _Names = tuple[str, ...]
 # Operator: kind, arguments that are read, arguments that are written, arguments whose bytes are nccl-tests' S.
@@ -54,6 +54,15 @@ class Described:
     writes: Sequence[torch.Tensor]
     result: Any
     ranks: tuple[int, ...] = ()
+
+    def fill(self, row: OpRow) -> None:
+        """Say in the row what is communicated; dependences are not known here."""
+        row.axis, row.collective, row.asynchronous = self.axis, self.collective, self.asynchronous
+        row.message_bytes = self.message_bytes
+        row.dtype = DTYPES.get(self.dtype, DType.NONE)
+        row.shapes = shapes_text(self.reads, self.writes)
+        row.bytes_read = float(sum(tensor_bytes(t) for t in self.reads))
+        row.bytes_written = float(sum(tensor_bytes(t) for t in self.writes))
 
 
 def ranks_of(group: Any) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
 from echo_explore.tracing import megatron_model, megatron_shims
 from echo_explore.tracing.megatron_model import Degrees, Schedule
 from echo_explore.tracing.megatron_schedule import Batches, Span, spans
+from echo_explore.tracing.provenance import Mark
 from echo_explore.tracing.quantise import quantiser_of
-from echo_explore.tracing.recorder import Mark, Recorder
+from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.request import TraceRequest
 
 LAYERS_OF_A_KIND = 2  # the least that shows whether a layer equals its neighbour

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echo_explore.core import TraceError
 from echo_explore.graph import DType, OpClass, OpRow
 from echo_explore.tracing.op_rules import DTYPES, tensor_bytes
+from echo_explore.tracing.row_log import RowLog
 from echo_explore.tracing.storages import Access, StorageMap
 
 _CROSS_ENTROPY = ("logits", "cross_entropy", "calculate_gradients")
@@ -75,3 +77,64 @@ class Region:
         else:
             row.op_class, row.dims = OpClass.ELEMENTWISE, (count,)
         return row
+
+
+class FusedRegions:
+    """The fused region that is open, asked for by the program or entered by its backward.
+
+    Attributes:
+        current: the open region.
+        depth: of regions that the program asked for.
+        names: of all regions so far, by number.
+    """
+
+    def __init__(self, log: RowLog) -> None:
+        self.current: Region | None = None
+        self.depth = 0
+        self.names: list[str] = []
+        self._log = log
+
+    @property
+    def explicit(self) -> int:
+        """Number of the region that the program asked for, -1 outside one."""
+        return self.current.number if self.current is not None and self.depth else -1
+
+    def holds(self, number: int) -> bool:
+        """Whether an op of region `number` (-1: of none) may run without ending the open one."""
+        return self.depth > 0 or (self.current is not None and self.current.number == number)
+
+    def open(self, row: OpRow) -> None:
+        """Begin a region that the program asks for; `row` is what it becomes."""
+        self.begin(len(self.names), row)
+        self.names.append(row.name)
+
+    def begin(self, number: int, row: OpRow) -> None:
+        """Begin region `number`, or its backward."""
+        self.current = Region(number=number, name=row.name, row=row)
+        self._log.storages.hold_peak = True
+
+    def flush(self) -> None:
+        """End the backward of a region, op by op.
+
+        Raises:
+            TraceError: the program asked for the region, and it has not ended.
+        """
+        region = self.current
+        if region is None:
+            return
+        if self.depth:
+            raise TraceError(
+                f"fused region = {region.name}: holds a communication or a host sync; this is a bug of the tracer"
+            )
+        storages = self._log.storages
+        self.current = None
+        storages.hold_peak = False
+        storages.note(len(self._log.rows), storages.live_bytes)
+        if region.num_kernels:
+            self._log.append(region.finish(storages))
+
+    def abandon(self) -> None:
+        """Forget the open region: the program raised."""
+        self.depth = 0
+        self.current = None
+        self._log.storages.hold_peak = False
