@@ -206,20 +206,24 @@ class Pricing:
         self, learned: Learned, shape: Floats, num_bytes: Floats, dtype: int, c: GemmCoefficients, spread: float,
         machine: Machine,
     ) -> tuple[Floats, Floats]:  # fmt: skip
-        """Products by the network: bytes beyond the least are streamed, and the sustained rate caps them."""
+        """Products by the network, and the sustained rate caps them.
+
+        Bytes beyond the least (a sum that is read and written) move beside the arithmetic, as the least do.
+        """
         name = MATRIX_DTYPES[DType(dtype)]
         bandwidth = machine.bandwidth_bytes_per_s * c.memory_efficiency_fraction
         least = gemm_bytes(shape, DTYPE_BYTES[DType(dtype)])
         time, sigma = self.corrected(
             learned.time_s, np.full(num_bytes.shape, learned.sigma_log), "gemm", name, "isolated"
         )
-        time = time + np.maximum(num_bytes - least, 0.0) / bandwidth
+        moved, exponent = np.maximum(num_bytes, least) / bandwidth, c.combine_exponent
+        time = time * combine(time, moved, exponent) / combine(time, least / bandwidth, exponent)
         own = c is not self.generic.gemm.get("bf16")
         if not self.sustained and not (learned.generic and own):
             return time, sigma
         rate = self.rate_fraction(c)
         rate_s = 2.0 * np.prod(shape, axis=1) / (machine.peak_flop_per_s * rate)
-        capped = c.launch_floor_s + combine(rate_s, np.maximum(num_bytes, least) / bandwidth, c.combine_exponent)
+        capped = c.launch_floor_s + combine(rate_s, moved, exponent)
         if learned.generic:
             sigma = np.maximum(sigma, spread)
         # The sustained rate is known to about half the gap between the sources.

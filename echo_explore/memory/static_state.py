@@ -67,7 +67,7 @@ def state_bytes(candidate: Candidate) -> StateBytes:
 
     With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
     dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts; else 1. The gradient
-    takes StackProfile.gradient_dtype, in fp32 training always fp32.
+    takes StackProfile.main_gradient_dtype.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
     if candidate.stack.framework != "megatron":
@@ -88,7 +88,7 @@ def state_bytes(candidate: Candidate) -> StateBytes:
 
 def _gradient_bytes(candidate: Candidate) -> float:
     own = PARAMETER_BYTES[candidate.recipe.precision] if candidate.stack.keeps_model_gradients else 0.0
-    return GRADIENT_BYTES[candidate.stack.gradient_dtype] + own
+    return GRADIENT_BYTES[candidate.stack.main_gradient_dtype(candidate.recipe.precision)] + own
 
 
 def _native_state_bytes(candidate: Candidate) -> StateBytes:

@@ -207,7 +207,7 @@ class JobBuilder:
         reduced = [bucket for bucket in buckets if self._group(expert=bucket.expert) > 1]
         sharded = bool(candidate.recipe.distributed_optimizer)
         kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
-        gradient_bytes = GRADIENT_BYTES[candidate.stack.gradient_dtype]
+        gradient_bytes = GRADIENT_BYTES[candidate.stack.main_gradient_dtype(candidate.recipe.precision)]
         reductions, gathers = [], []
         for bucket in reduced:
             size = bucket.num_elements * gradient_bytes
@@ -290,7 +290,7 @@ class JobBuilder:
             gather_elements=tuple(b.num_elements for b in late if not b.expert),
             expert_gather_elements=tuple(b.num_elements for b in late if b.expert),
             parameter_bytes=self._parameter_bytes,
-            gradient_bytes=GRADIENT_BYTES[candidate.stack.gradient_dtype],
+            gradient_bytes=GRADIENT_BYTES[candidate.stack.main_gradient_dtype(candidate.recipe.precision)],
             master_copy=recipe.precision != "fp32",
             loss_scaling=recipe.precision == "fp16",
             tensor_parallel=layout.tensor_parallel,

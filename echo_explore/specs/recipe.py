@@ -200,6 +200,16 @@ class StackProfile(StrictModel):
     sharding: ShardingSpec = Field(default_factory=ShardingSpec)
     buckets: BucketSpec = Field(default_factory=BucketSpec)
 
+    def main_gradient_dtype(self, precision: str) -> Literal["fp32", "bf16", "fp16"]:
+        """Data type in which gradients of several micro-batches add up.
+
+        Stacks that keep them in fp16 do so in fp16 training only: Megatron-LM 3.0 (2022), arguments.py (bf16 implies
+        accumulate_allreduce_grads_in_fp32); DeepSpeed 0.6 (2022), bf16_optimizer.py (fp32 gradient buffers).
+        """
+        if precision == "fp32" or (self.gradient_dtype == "fp16" and precision != "fp16"):
+            return "fp32"
+        return self.gradient_dtype
+
     def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:
         """The recipe with every None replaced by what this stack does; no targets of adapters where there are none."""
         names = (

@@ -63,6 +63,7 @@ class Schedule:
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     bucket_elements: int | None = None
+    narrow_gradients: bool = False
 
 
 def start_cluster(degrees: Degrees) -> dict[str, Axis]:
@@ -450,7 +451,7 @@ def wrap(chunks: list[Any], config: Any, schedule: Schedule) -> list[Any]:
         use_distributed_optimizer=schedule.distributed_optimizer,
         overlap_grad_reduce=schedule.overlap_grad_reduce,
         overlap_param_gather=schedule.overlap_param_gather,
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=not schedule.narrow_gradients,
         bucket_size=schedule.bucket_elements,
     )
     wrapped = []

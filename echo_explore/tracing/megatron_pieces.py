@@ -59,7 +59,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         rank=_busiest(request) * request.expert_tensor_parallel,
     )
     axes = megatron_model.start_cluster(degrees)
-    schedule = Schedule()
+    schedule = Schedule(narrow_gradients=request.narrow_gradients)
     config = megatron_model.config_of(request, kinds, degrees, schedule)
     quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)

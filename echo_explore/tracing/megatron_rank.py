@@ -79,6 +79,7 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
         overlap_grad_reduce=request.overlap_grad_reduce,
         overlap_param_gather=request.overlap_param_gather,
         bucket_elements=request.bucket_elements,
+        narrow_gradients=trace.narrow_gradients,
     )
     axes = megatron_model.start_cluster(degrees)
     config = megatron_model.config_of(trace, trace.model.layer_kinds, degrees, schedule)

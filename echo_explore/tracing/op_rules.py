@@ -125,7 +125,7 @@ def _baddbmm(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel
 
 
 def _wgrad_accumulate(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
-    """main_grad[n, k] += grad[tokens, n]^T input[tokens, k]; the fp32 sum is read and written."""
+    """main_grad[n, k] += grad[tokens, n]^T input[tokens, k]; the sum, fp32 or of 16 bits, is read and written."""
     activations, grad, main = inputs
     tokens = activations.numel() // activations.shape[-1]
     written = {"bytes_written": float(tensor_bytes(main))}

@@ -42,6 +42,7 @@ class TraceRequest:
     fusion: Fusion
     gradient_accumulation_fusion: bool
     dropout: bool
+    narrow_gradients: bool = False
     fused_loss: bool = False
     fp8_scales: Fp8Scales = "known"
     keeps_gathered_inputs: bool = False
@@ -163,6 +164,8 @@ def request_of(candidate: Candidate) -> TraceRequest:
         fusion=recipe.fusion,
         gradient_accumulation_fusion=bool(recipe.gradient_accumulation_fusion),
         dropout=recipe.dropout > 0,
+        narrow_gradients=candidate.stack.framework == "megatron"
+        and candidate.stack.main_gradient_dtype(recipe.precision) != "fp32",
         fused_loss=candidate.stack.fused_loss and candidate.stack.framework != "megatron",
         fp8_scales=candidate.stack.fp8_scales if recipe.precision == "fp8" else "known",
         lora_rank=recipe.lora_rank,

@@ -1,5 +1,6 @@
 """Invariants of the compute model, and published times that it must meet."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,18 @@ def test_a_quarter_of_n_or_k_is_not_slower(spec: DeviceSpec, m: int, n: int, k: 
     whole, quarter = gemm(1, m, n, k), gemm(1, m, n // 4 if cut == "n" else n, k // 4 if cut == "k" else k)
     times = _times([whole, quarter], spec)
     assert times[0] >= times[1] / 1.05
+
+
+@given(devices, st.sampled_from([2.0, 6.0]), *[extents] * 3)
+def test_a_sum_moves_beside_the_arithmetic_of_its_product(
+    spec: DeviceSpec, further: float, m: int, n: int, k: int
+) -> None:
+    """A product that adds to a sum (`further` bytes an element more): longer, but not by all of the bytes' time."""
+    plain = gemm(1, m, n, k)
+    added = replace(plain, bytes_read=plain.bytes_read + further * m * n)
+    alone, summed = _times([plain, added], spec)
+    copied = _times([stream(OpClass.COPY, further * m * n, 0.0)], spec)[0]
+    assert alone <= summed <= alone + copied
 
 
 @given(devices, st.sampled_from(STREAMS), st.floats(0, 1e10), st.floats(0, 1e10), st.booleans())

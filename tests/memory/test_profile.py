@@ -178,6 +178,16 @@ def test_gradients_of_the_parameters_own_type_stay_where_the_stack_says() -> Non
     assert after.gradients_bytes == before.gradients_bytes * (4 + 2) / 4
 
 
+@pytest.mark.parametrize(("kept", "precision", "size"), [("fp16", "fp16", 2), ("fp16", "bf16", 4), ("bf16", "bf16", 2)])
+def test_stacks_with_fp16_gradients_keep_fp32_ones_in_bf16_training(kept: str, precision: str, size: int) -> None:
+    candidate = candidate_of(ParallelConfig(data_parallel=2), precision=precision)
+    stack = candidate.stack.model_copy(update={"gradient_dtype": kept})
+    trace = trace_of(candidate)
+    wide = memory_profile(candidate=candidate, trace=trace).stages[0]
+    found = memory_profile(candidate=replace(candidate, stack=stack), trace=trace).stages[0]
+    assert found.gradients_bytes == wide.gradients_bytes * size / 4
+
+
 def test_narrow_parameters_leave_only_the_quantised_copies_of_weights() -> None:
     layout = ParallelConfig(tensor_parallel=2, data_parallel=2)
     wide = candidate_of(layout, precision="fp8")

@@ -47,6 +47,13 @@ def test_one_rank_does_not_communicate(service: TraceService) -> None:
     assert collectives(layer(service)) == []
 
 
+def test_gradients_add_up_in_the_type_that_the_stack_keeps(service: TraceService) -> None:
+    """Apart from the product: main gradient read, gradient read, main gradient written."""
+    wide, narrow = (layer(service, gradient_accumulation_fusion=False, narrow_gradients=n) for n in (False, True))
+    moved = [float((p.backward.bytes_read + p.backward.bytes_written).sum()) for p in (wide, narrow)]
+    assert moved[0] - moved[1] == (4 + 2 + 4 - 3 * 2) * wide.num_parameters
+
+
 def test_waits_name_asynchronous_collectives_before_them(service: TraceService) -> None:
     graph = layer(service, tensor_parallel=4, sequence_parallel=True).backward
     waits = np.flatnonzero(graph.kind == OpKind.WAIT)
