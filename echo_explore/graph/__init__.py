@@ -3,7 +3,8 @@
 from echo_explore.graph.backward_split import input_rows, select_rows
 from echo_explore.graph.chakra import load_chakra, save_chakra
 from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces, forward_graph
-from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate
+from echo_explore.graph.decompose import Decomposed, OverlapMethod, decompose
+from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate, op_rows
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
 from echo_explore.graph.rank_trace import RankTrace, load_rank_trace, save_rank_trace
 from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
@@ -17,11 +18,13 @@ __all__ = [
     "ChunkShape",
     "Collective",
     "DType",
+    "Decomposed",
     "ExecutionGraph",
     "OpClass",
     "OpKind",
     "OpRow",
     "Ordered",
+    "OverlapMethod",
     "Parameter",
     "Phase",
     "Piece",
@@ -33,12 +36,14 @@ __all__ = [
     "build_graph",
     "chunk_pieces",
     "concatenate",
+    "decompose",
     "forward_graph",
     "input_rows",
     "load_chakra",
     "load_graph",
     "load_rank_trace",
     "load_trace",
+    "op_rows",
     "order_streams",
     "save_chakra",
     "save_graph",

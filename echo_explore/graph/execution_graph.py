@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ COLUMNS: Mapping[str, type[np.generic]] = {
 """One array of shape (num_ops,) each; see `docs/execution_graph.md` for their meaning."""
 TEXT_COLUMNS = ("name", "module", "shapes", "source")
 """Columns that hold indices into `strings`."""
+_ENUMS: Mapping[str, type[IntEnum]] = {
+    "kind": OpKind, "op_class": OpClass, "phase": Phase, "dtype": DType, "axis": Axis, "collective": Collective
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -222,6 +226,32 @@ def build_graph(rows: Sequence[OpRow]) -> ExecutionGraph:
         dep_index=np.array([d for row in rows for d in row.deps], dtype=np.int32),
         strings=tuple(pool),
     )
+
+
+def op_rows(graph: ExecutionGraph) -> list[OpRow]:
+    """The rows of a graph, so that `build_graph(op_rows(graph))` is an equal graph."""
+    enums = {
+        "kind": OpKind,
+        "op_class": OpClass,
+        "phase": Phase,
+        "dtype": DType,
+        "axis": Axis,
+        "collective": Collective,
+    }
+    values: dict[str, list[Any]] = {name: getattr(graph, name).tolist() for name in COLUMNS}
+    for name in TEXT_COLUMNS:
+        values[name] = [graph.strings[index] for index in values[name]]
+    for name, enum in enums.items():
+        values[name] = [enum(code) for code in values[name]]
+    dims, deps, first = graph.dims.tolist(), graph.dep_index.tolist(), graph.dep_offsets.tolist()
+    return [
+        OpRow(
+            **{name: column[row] for name, column in values.items()},
+            dims=tuple(dims[row]),
+            deps=tuple(deps[first[row] : first[row + 1]]),
+        )
+        for row in range(graph.num_ops)
+    ]
 
 
 def concatenate(graphs: Sequence[ExecutionGraph], *, layers: Sequence[int] | None = None) -> ExecutionGraph:

@@ -20,6 +20,7 @@ from echo_explore.memory import SHARED_WEIGHT, prediction_embedding, stage_chunk
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
 from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
 from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.timeline import (
@@ -54,7 +55,8 @@ class JobBuilder:
 
     def __init__(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> None:
         self._candidate = candidate
-        self._trace = trace
+        self._overlap = TensorOverlap(candidate, trace, pricer)
+        self._trace = self._overlap.trace
         self._pricer = pricer
         self._what_if = what_if
         self._pieces: dict[tuple[str, bool], TimedGraph] = {}
@@ -158,8 +160,7 @@ class JobBuilder:
     def _piece(self, name: str, *, backward: bool) -> TimedGraph:
         key = (name, backward)
         if key not in self._pieces:
-            piece = self._trace.pieces[name]
-            self._pieces[key] = self._pricer.price(piece.backward if backward else piece.forward)
+            self._pieces[key] = self._overlap.price(name, backward=backward)
         return self._pieces[key]
 
     def _buckets(self, plan: _ChunkPlan, stage: int, chunk: int) -> tuple[Bucket, ...]:

@@ -12,6 +12,7 @@ from echo_explore.simulate.native_epilogue import native_epilogue
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
 from echo_explore.simulate.slice_rows import SliceCalls, kept_host_s, kept_rows
+from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.timeline import ChunkJob, GradientBucket, PipelineJob, StageJob
@@ -24,7 +25,8 @@ class NativeJobBuilder:
 
     def __init__(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> None:
         self._candidate = candidate
-        self._trace = trace
+        self._overlap = TensorOverlap(candidate, trace, pricer)
+        self._trace = self._overlap.trace
         self._pricer = pricer
         self._what_if = what_if
         self._pieces: dict[tuple[str, bool], TimedGraph] = {}
@@ -74,8 +76,7 @@ class NativeJobBuilder:
         """A priced piece."""
         key = (name, backward)
         if key not in self._pieces:
-            piece = self._trace.pieces[name]
-            self._pieces[key] = self._pricer.price(piece.backward if backward else piece.forward)
+            self._pieces[key] = self._overlap.price(name, backward=backward)
         return self._pieces[key]
 
     def rows(self, rows: tuple[OpRow, ...]) -> TimedGraph:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_explore.comm import CollectiveRequest
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, TimedGraph
@@ -60,7 +61,7 @@ class Pricer:
         self._what_if = what_if
         self._pairing = pairing
         self._shapes: dict[Axis, GroupShape] = {}
-        self._traffic: dict[tuple[CollectiveRequest, float, bool], int] = {}
+        self._traffic: dict[tuple[CollectiveRequest, float, bool, bool], int] = {}
         self.extrapolated: dict[str, None] = {}
 
     def over(self, candidate: Site) -> "Pricer":
@@ -69,12 +70,21 @@ class Pricer:
             candidate, compute=self._compute, collective=self._collective, what_if=WhatIf(), pairing=self._pairing
         )
 
-    def price(self, graph: ExecutionGraph, *, shapes: Mapping[int, GroupShape] | None = None) -> TimedGraph:
+    def price(
+        self,
+        graph: ExecutionGraph,
+        *,
+        shapes: Mapping[int, GroupShape] | None = None,
+        known_s: npt.NDArray[np.float64] | None = None,
+        is_aside: npt.NDArray[np.bool_] | None = None,
+    ) -> TimedGraph:
         """The graph with the time of each row alone.
 
         Args:
             graph: what to price.
             shapes: of the groups of collectives, by row; where there is none, that of the axis.
+            known_s: (num_ops,) times of kernels that are not those of their sizes; NaN elsewhere.
+            is_aside: (num_ops,) transfers that take no SM from the kernels beside them.
         """
         kernels = self._compute.kernel_times(graph, self._candidate.cluster.device, self._candidate.stack)
         self.extrapolated |= dict.fromkeys(kernels.extrapolated)
@@ -82,6 +92,8 @@ class Pricer:
         for op_class in OpClass:
             factor[op_class] = self._what_if.kernel_factor(op_class)
         time_s = kernels.time_s * factor[graph.op_class]
+        if known_s is not None:
+            time_s = np.where(np.isnan(known_s), time_s, known_s)
         sigma_log = kernels.sigma_log.copy()
         pair_class = self._pairing.kernel_classes(graph, time_s)
         rows = np.flatnonzero(graph.kind == OpKind.COLLECTIVE)
@@ -96,7 +108,14 @@ class Pricer:
             else:
                 time_s[row], sigma_log[row] = self.collective(axis, kind, size, dtype, shape=shape)
             pair_class[row] = self.traffic_class(
-                axis, kind, size, dtype, time_s=float(time_s[row]), fused=bool(graph.dims[row, 0] > 0), shape=shape
+                axis,
+                kind,
+                size,
+                dtype,
+                time_s=float(time_s[row]),
+                fused=bool(graph.dims[row, 0] > 0),
+                aside=is_aside is not None and bool(is_aside[row]),
+                shape=shape,
             )
         return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
 
@@ -109,6 +128,7 @@ class Pricer:
         *,
         time_s: float,
         fused: bool = False,
+        aside: bool = False,
         shape: GroupShape | None = None,
     ) -> int:
         """What column of the interference table a collective over the group of `axis` has.
@@ -120,23 +140,24 @@ class Pricer:
             dtype: of its elements.
             time_s: its price.
             fused: an `exchange`, whose blocks have their SMs to themselves.
+            aside: takes no SM from the kernels beside it: by a copy engine, or on SMs that they leave to it.
             shape: of the group, if it is not that of the axis.
         """
         shape = shape or self.shape(axis)
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
-        key = (request, time_s, fused)
+        key = (request, time_s, fused, aside)
         if key not in self._traffic:
-            self._traffic[key] = self._traffic_class(request, time_s, fused=fused)
+            self._traffic[key] = self._traffic_class(request, time_s, fused=fused, aside=aside)
         return self._traffic[key]
 
-    def _traffic_class(self, request: CollectiveRequest, time_s: float, *, fused: bool) -> int:
+    def _traffic_class(self, request: CollectiveRequest, time_s: float, *, fused: bool, aside: bool) -> int:
         shape, kind, message_bytes = request.group, request.collective, request.message_bytes
         if shape.num_ranks < 2 or time_s <= 0:
             return self._pairing.traffic_class(kind, NO_TRAFFIC)
         cluster = self._candidate.cluster
         plan = self._collective.plan(request, cluster)
         traffic = traffic_of(
-            num_channels=plan.num_sms,
+            num_channels=0 if aside else plan.num_sms,
             chunk_bytes=plan.chunk_bytes,
             message_bytes=message_bytes,
             wire_bytes=wire_bytes(kind, message_bytes, shape.num_ranks),

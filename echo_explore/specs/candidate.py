@@ -79,6 +79,11 @@ class Candidate:
         return bool(self.recipe.overlap_expert_exchange) and self.layout.expert_parallel > 1
 
     @property
+    def overlaps_tensor(self) -> bool:
+        """Whether gathers and scatters of activations run beside the products that read and make them."""
+        return bool(self.recipe.overlap_tensor) and self.layout.tensor_parallel > 1 and self.layout.sequence_parallel
+
+    @property
     def num_shards(self) -> int:
         """Ranks over which a parameter is sharded: 1 unless the stack is on fsdp2."""
         layout = self.layout
@@ -137,6 +142,8 @@ def make_candidate(
     if recipe.precision != "fp32" and recipe.precision not in cluster.device.peak_flop_per_s:
         have = ", ".join(cluster.device.peak_flop_per_s)
         raise SpecError("precision", recipe.precision, f"{cluster.device.name} has no such rate", f"use one of {have}")
+    if recipe.overlap_tensor and layout.tensor_parallel > 1 and not layout.sequence_parallel:
+        raise SpecError("recipe.overlap_tensor", True, "needs sequence parallelism", "set sp=1, or leave it out")
     recipe = stack.resolve(recipe)
     placement.check_fits(layout, max_gpus=cluster.max_gpus)
     check_legal(model, layout, recipe)

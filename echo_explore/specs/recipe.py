@@ -29,6 +29,7 @@ LoraTargets = Annotated[
     AfterValidator(_distinct_targets),
 ]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Precisions = Annotated[tuple[TrainPrecision, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Framework = Literal["megatron", "fsdp2", "ddp"]
 ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 """How tokens travel to experts: Megatron's own exchanges, or the fused kernels of DeepEP or HybridEP (`flex`)."""
@@ -80,6 +81,8 @@ class TrainingRecipe(StrictModel):
         overlap_shared_experts: shared experts run beside the exchanges of routed ones.
         overlap_expert_exchange: exchanges of a forward run beside the backward of another micro-batch, and the
             reverse (Megatron's overlap_moe_expert_parallel_comm).
+        overlap_tensor: gathers and scatters of activations over tensor-parallel ranks are decomposed and run beside the
+            products that read or make them (Megatron's tp_comm_overlap, PyTorch's AsyncTP); needs sequence parallelism.
         lora_rank: width of low-rank adapters; everything else is frozen then. 0: all parameters are trained.
         lora_targets: linear layers with adapters, by Megatron's names; needs lora_rank.
     """
@@ -107,6 +110,7 @@ class TrainingRecipe(StrictModel):
     expert_load: FloatTuple = ()
     overlap_shared_experts: bool | None = None
     overlap_expert_exchange: bool | None = None
+    overlap_tensor: bool | None = None
     lora_rank: int = Field(default=0, ge=0, le=4096)
     lora_targets: LoraTargets | None = None
 
@@ -153,6 +157,8 @@ class StackProfile(StrictModel):
         sharding: how fsdp2 shards; counts for that framework only.
         buckets: gradient buckets of ddp; counts for that framework only.
         expert_dispatcher, overlap_shared_experts, overlap_expert_exchange: see TrainingRecipe.
+        overlap_tensor: precisions in which it overlaps tensor-parallel communication where the recipe is silent.
+        tensor_overlap: how it does so: Transformer Engine's userbuffers, or PyTorch's AsyncTP.
         experts_apart: a grouped product runs as one product an expert, and so does the cast of its input, each launched
             by itself from C++ (Transformer Engine); else as one kernel.
         fused_router: the router of a mixture runs as Transformer Engine's fused kernels (Megatron's moe_router_fusion).
@@ -193,6 +199,8 @@ class StackProfile(StrictModel):
     expert_dispatcher: ExpertDispatcher = "alltoall"
     overlap_shared_experts: bool = False
     overlap_expert_exchange: bool = False
+    overlap_tensor: Precisions = ()
+    tensor_overlap: Literal["userbuffers", "async-tp"] = "userbuffers"
     fused_router: bool = False
     experts_apart: bool = False
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
@@ -227,4 +235,6 @@ class StackProfile(StrictModel):
             "overlap_expert_exchange",
         )
         update = {n: getattr(self, n) for n in names if getattr(recipe, n) is None}
+        if recipe.overlap_tensor is None:
+            update["overlap_tensor"] = recipe.precision in self.overlap_tensor
         return recipe.model_copy(update=update)

@@ -227,6 +227,7 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "distributed_optimizer": sharded,
         "overlap_grad_reduce": row.overlap.grad_reduce,
         "overlap_param_gather": row.overlap.param_gather,
+        "overlap_tensor": row.overlap.tensor if row.tp > 1 and row.sequence_parallel else None,
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
         "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,
     }

@@ -40,6 +40,7 @@ class OverlapFlags:
         fused_norm: the norm is one kernel.
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
         expert_dispatcher: how tokens travel to experts.
+        tensor: gathers and scatters of activations run beside products.
         expert_exchange: exchanges of experts run beside another micro-batch.
         offload: activations are moved to host memory.
         narrow_reduction: gradients are reduced in 16 bits (Composer's mixed precision mode PURE).
@@ -53,6 +54,7 @@ class OverlapFlags:
     fused_norm: bool | None = None
     first_flash: bool = False
     expert_dispatcher: ExpertDispatcher | None = None
+    tensor: bool | None = None
     expert_exchange: bool | None = None
     offload: bool = False
     narrow_reduction: bool = False
@@ -313,6 +315,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         expert_dispatcher=_dispatcher(words),
         # A list of flags that names others and not this one says that it is off.
         expert_exchange=True if _EXCHANGE.search(words) else False if "dispatcher" in words else None,
+        tensor=_tensor(words),
         in_network_reduction="sharp" in words,
         fused_norm=norm,
         first_flash="flash_attentionv1" in words,
@@ -326,6 +329,12 @@ def _graphs(words: str) -> bool | None:
     if "full_iteration" in words or "layer_cuda_graph" in words:
         return True
     return False if "dispatcher" in words or "cuda_graph" in words else None
+
+
+def _tensor(words: str) -> bool | None:
+    if re.search(r"\btp_comm_overlap|asynctp", words):
+        return True
+    return False if re.search(r"no tp overlap|vanilla tp", words) else None
 
 
 _EXCHANGE = re.compile(r"moe_a2a_overlap|\bep overlap")
