@@ -4,7 +4,7 @@ Follows megatron-core 0.16.1 (finalize_model_grads.py, optimizer/optimizer.py, d
 sizes follow from the parameters of the stage; the traced whole-rank graph is the check (tests/tracing).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
 
@@ -25,6 +25,7 @@ class EpilogueFacts:
         loss_scaling: gradients are checked for overflow first (FP16).
         model_ranks: ranks that agree on the gradient norm.
         data_ranks: ranks whose gradients are averaged.
+        num_updated: parameter tensors of which this rank updates all or a part.
         expert_gather_elements: as gather_elements, of routed experts over the expert-data group.
     """
 
@@ -40,11 +41,16 @@ class EpilogueFacts:
     tensor_parallel: int
     model_ranks: int
     data_ranks: int
+    num_updated: int = 0
     expert_gather_elements: tuple[int, ...] = ()
 
 
 def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
-    """Rows from the end of the last backward to the end of the step."""
+    """Rows from the end of the last backward to the end of the step.
+
+    `host_calls` counts parameters that the host handles, all at the update: what it does ahead of the gradient norm
+    lies beside the last backward where kernels are the slower (under-estimates where the host is).
+    """
     rows: list[OpRow] = []
     if facts.data_ranks > 1:
         # Approximation: Megatron divides each bucket before its reduction; here all are divided at the end of the
@@ -67,7 +73,8 @@ def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
     rows += _agree(facts, "gradient norm")
     rows.append(_pass(OpClass.ELEMENTWISE, "multi_tensor_scale", shard, gradient, gradient))
     states = 12.0 * shard  # FP32 parameter and both moments of Adam
-    rows.append(_pass(OpClass.OPTIMIZER, "adam", shard, gradient + states, states))
+    update = _pass(OpClass.OPTIMIZER, "adam", shard, gradient + states, states)
+    rows.append(replace(update, host_calls=facts.num_updated))
     if facts.master_copy:
         rows.append(_pass(OpClass.COPY, "master_to_model", shard, 4.0 * shard, facts.parameter_bytes * shard))
     for elements in facts.gather_elements:
@@ -91,6 +98,7 @@ def _pass(op_class: OpClass, name: str, elements: int, read: float, written: flo
         dims=dims,
         bytes_read=read,
         bytes_written=written,
+        host_calls=0,
     )
 
 
@@ -104,11 +112,12 @@ def _sum(axis: Axis, message_bytes: float, what: str) -> OpRow:
         axis=axis,
         collective=Collective.ALL_REDUCE,
         message_bytes=message_bytes,
+        host_calls=0,
     )
 
 
 def _agree(facts: EpilogueFacts, what: str) -> list[OpRow]:
-    sync = OpRow(kind=OpKind.HOST_SYNC, phase=Phase.OPTIMIZER, name="item", module=what)
+    sync = OpRow(kind=OpKind.HOST_SYNC, phase=Phase.OPTIMIZER, name="item", module=what, host_calls=0)
     return [*([_sum(Axis.MODEL, 4.0, what)] if facts.model_ranks > 1 else []), sync]
 
 
@@ -122,4 +131,5 @@ def _gather(message_bytes: float, axis: Axis) -> OpRow:
         axis=axis,
         collective=Collective.ALL_GATHER,
         message_bytes=message_bytes,
+        host_calls=0,
     )

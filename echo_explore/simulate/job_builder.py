@@ -1,5 +1,6 @@
 """From a candidate and its trace to the job that the timeline simulates: price, replicate, bucket, place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -83,6 +84,7 @@ class JobBuilder:
             host_expert_call_s=stack.host_backward_call_s * host_factor if stack.experts_apart else 0.0,
             overlap_exchanges=candidate.overlaps_exchanges,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
+            host_update_s=self._host_parameter_s * self._what_if.host_factor,
             launch_blocking=stack.launch_blocking and host_factor > 0.0,
         )
 
@@ -267,13 +269,31 @@ class JobBuilder:
             times_s.append(self._send_price(stage if is_next else target)[0])
         return max(times_s)
 
+    @property
+    def _host_parameter_s(self) -> float:
+        stack = self._candidate.stack
+        return stack.host_sharded_parameter_s if self._is_sharded else stack.host_parameter_s
+
+    @property
+    def _is_sharded(self) -> bool:
+        return bool(self._candidate.recipe.distributed_optimizer) and self._group(expert=False) > 1
+
+    def _updated(self, parameters: Sequence[Parameter], buckets: Sequence[Bucket]) -> int:
+        """Parameters of which a rank holds a part: its share of those that lie whole in it, and two cut a bucket.
+
+        # Approximation: parameters of one bucket are alike in size (over-estimates where few large ones fill it).
+        """
+        counts = {e: sum(p.expert == e for p in parameters) for e in (False, True)}
+        whole = sum(-(-count // self._group(expert=expert)) for expert, count in counts.items())
+        return min(len(parameters), whole + 2 * len(buckets))
+
     def _epilogue_facts(self, stage: int, plans: list[_ChunkPlan], buckets: list[tuple[Bucket, ...]]) -> EpilogueFacts:
         candidate = self._candidate
         layout, recipe = candidate.layout, candidate.recipe
         group = layout.data_parallel * layout.context_parallel
         parameters = [p for plan in plans for p in plan.parameters]
         total = sum(p.num_elements for p in parameters)
-        sharded = bool(recipe.distributed_optimizer) and group > 1
+        sharded = self._is_sharded
         flat = [b for chunk in buckets for b in chunk]
         shard = sum(sum(b.num_elements for b in flat if b.expert == e) // self._group(expert=e) for e in (False, True))
         late = [b for b in flat if self._group(expert=b.expert) > 1] if sharded and not self._gathers_overlap else []
@@ -297,6 +317,7 @@ class JobBuilder:
             tensor_parallel=layout.tensor_parallel,
             model_ranks=layout.model_gpus,
             data_ranks=group,
+            num_updated=self._updated(parameters, flat) if sharded else len(parameters),
         )
 
 

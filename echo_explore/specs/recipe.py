@@ -141,7 +141,11 @@ class StackProfile(StrictModel):
         host_call_s: host time of one dispatched operator (Python, dispatcher, driver) in a forward or recomputation,
             when no CUDA graph is used.
         host_backward_call_s: the same in a backward, which autograd runs without Python.
-        host_step_s: host time once a step (data loader, logging, optimizer bookkeeping).
+        host_step_s: host time once a step (data loader, logging; optimizer bookkeeping where host_parameter is 0).
+        host_parameter_s: host time of the optimizer for one parameter tensor of the rank, from the wait for the
+            gradient norm to the next forward; Megatron loops over its parameters there, CUDA graphs or not.
+        host_sharded_parameter_s: the same with the distributed optimizer, for each parameter of which the rank
+            updates a part.
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
@@ -184,6 +188,8 @@ class StackProfile(StrictModel):
     host_call_s: Seconds = Field(alias="host_call")
     host_backward_call_s: Seconds = Field(alias="host_backward_call")
     host_step_s: Seconds = Field(alias="host_step")
+    host_parameter_s: Seconds = Field(default=0.0, alias="host_parameter")
+    host_sharded_parameter_s: Seconds = Field(default=0.0, alias="host_sharded_parameter")
     nccl_version: str
     bucket_elements: int = Field(default=40_000_000, ge=1)
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

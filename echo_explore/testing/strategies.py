@@ -171,6 +171,7 @@ def pipeline_jobs(
         host_call_s=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
         host_backward_call_s=draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])),
         host_step_s=draw(st.sampled_from([0.0, 0.5])),
+        host_update_s=draw(st.sampled_from([0.0, 0.0, 0.4])),
         overlap_exchanges=schedule == "megatron" and (num_stages == 1 or num_chunks > 1) and draw(st.booleans()),
         launch_blocking=draw(st.sampled_from([False, False, False, True])),
     )

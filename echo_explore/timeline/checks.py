@@ -27,6 +27,7 @@ def check_job(job: PipelineJob) -> None:
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
     _check_seconds("host_expert_call_s", job.host_expert_call_s)
     _check_seconds("host_step_s", job.host_step_s)
+    _check_seconds("host_update_s", job.host_update_s)
     _check_seconds("jitter_sigma_log", job.jitter_sigma_log)
     for links in job.shared_links:
         for axis, slowdown in ((links.first, links.first_slowdown), (links.second, links.second_slowdown)):

@@ -143,6 +143,7 @@ class PipelineJob:
         host_backward_call_s: the same in a backward.
         host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
         host_step_s: host time once a step, after the epilogue.
+        host_update_s: host time of one of `ExecutionGraph.host_calls` of the epilogues.
         shared_links: which axes hold each other back, and how much.
         jitter_sigma_log: every forward and backward takes exp(jitter_sigma_log |z|) times as long, z standard normal,
             drawn anew for each pass of each stage; 0: none. With it no micro-batch repeats another.
@@ -163,6 +164,7 @@ class PipelineJob:
     launch_blocking: bool = False
     overlap_exchanges: bool = False
     host_expert_call_s: float = 0.0
+    host_update_s: float = 0.0
     shared_links: tuple[SharedLinks, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0

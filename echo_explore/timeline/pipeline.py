@@ -125,7 +125,12 @@ def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
     known: dict[bytes, int] = {}
     which = [known.setdefault(content_of(stage.epilogue), len(known)) for stage in job.stages]
     first = [which.index(number) for number in range(len(known))]
-    return [expand(job.stages[s].epilogue, model_charge=charge) for s in first], np.array(which, dtype=np.int64)
+    templates = []
+    for s in first:
+        epilogue = job.stages[s].epilogue
+        row_s = epilogue.graph.host_calls.astype(np.float64) * job.host_update_s
+        templates.append(expand(epilogue, host_row_s=row_s, model_charge=charge))
+    return templates, np.array(which, dtype=np.int64)
 
 
 def _rendezvous(job: PipelineJob, copies: Copies, num_blocks: int) -> Ints:

@@ -93,3 +93,10 @@ def test_bytes() -> None:
     adam = next(row for row in range(graph.num_ops) if graph.strings[graph.name[row]] == "adam")
     assert graph.bytes_read[adam] == pytest.approx(250 * (4 + 12))  # gradient, FP32 parameter, two moments
     assert graph.bytes_written[adam] == pytest.approx(250 * 12)
+
+
+def test_the_host_updates_every_parameter_behind_the_gradient_norm() -> None:
+    graph = epilogue_graph(replace(FACTS, num_updated=96))
+    calls = {graph.strings[graph.name[row]]: int(graph.host_calls[row]) for row in range(graph.num_ops)}
+    assert calls["adam"] == 96
+    assert sum(calls.values()) == 96

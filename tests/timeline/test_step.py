@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_explore.core import EchoError, SpecError
-from echo_explore.graph import Axis, Collective, OpClass, Phase
+from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.testing.strategies import (
     Item,
     equal_stages_job,
@@ -180,6 +181,7 @@ def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
     assert busiest <= 2 * step.step_time_s + 1e-9  # the two directions of transfers count as one axis
     rows = sum(c.forward.graph.num_ops + c.backward.graph.num_ops for stage in job.stages for c in stage.chunks)
     launches += job.num_micro_batches * rows * LAUNCH_LATENCY_S if job.launch_blocking else 0.0
+    launches += sum(int(stage.epilogue.graph.host_calls.sum()) for stage in job.stages) * job.host_update_s
     assert step.step_time_s <= (serial + launches + job.host_step_s) * (1 + 1e-9)
 
 
@@ -332,3 +334,16 @@ def test_folded_equals_unfolded_with_shared_links(job: PipelineJob, slow: tuple[
     model = interference(*slow)
     folded = simulate_step(job, interference=model, fidelity="kernel")
     check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+
+
+@pytest.mark.parametrize(("each_s", "expected_s"), [(0.0, 2.5), (0.1, 2.5), (0.3, 3.5)])
+def test_the_host_updates_parameters_beside_the_kernels_of_the_update(each_s: float, expected_s: float) -> None:
+    """Behind the gradient norm the slower of the two counts: kernels, or the host's loop over ten parameters."""
+    norm, wait, update = (OpRow(kind=kind, phase=Phase.OPTIMIZER, host_calls=calls) for kind, calls in
+                          ((OpKind.COMPUTE, 0), (OpKind.HOST_SYNC, 0), (OpKind.COMPUTE, 10)))  # fmt: skip
+    graph = build_graph([norm, wait, update])
+    epilogue = TimedGraph(graph=graph, time_s=np.array([0.5, 0.0, 2.0]), sigma_log=np.zeros(3))
+    passes = equal_stages_job(num_stages=1, num_micro_batches=1)
+    job = replace(passes, stages=(replace(passes.stages[0], epilogue=epilogue),), host_update_s=each_s)
+    with_epilogue, without = (simulate_step(j, interference=NONE, fidelity="kernel") for j in (job, passes))
+    assert with_epilogue.step_time_s - without.step_time_s == pytest.approx(expected_s)
