@@ -164,7 +164,7 @@ def lightning() -> None:
 
         def training_step(self, batch: Any, index: int) -> Any:
             starts.append(time.thread_time())
-            loss = self.layer(batch["x"]).sum()
+            loss = self.layer(batch).sum()
             self.log("loss", loss, prog_bar=True)
             return loss
 
@@ -174,7 +174,8 @@ def lightning() -> None:
     trainer = pytorch_lightning.Trainer(
         max_steps=500, accelerator="cpu", enable_checkpointing=False, logger=False, enable_model_summary=False
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.utils.data.StackDataset(x=torch.randn(600, 4)), batch_size=1))
+    batches: Any = torch.randn(600, 4)
+    trainer.fit(Module(), torch.utils.data.DataLoader(batches, batch_size=1))
     steps = [after - before for before, after in itertools.pairwise(starts)][50:]
     print(f"lightning: {statistics.median(steps) * 1e3:.2f} ms a step", flush=True)
 
