@@ -17,7 +17,9 @@ ClusterOption = Annotated[str, typer.Option("--cluster", help="Name or TOML file
 MicroBatch = Annotated[int, typer.Option("--micro-batch-size", help="Sequences a micro-batch.")]
 NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="GPUs of the job; default: product of the layout.")]
 Sequence = Annotated[int | None, typer.Option("--sequence-length", help="Tokens a sequence; default: the model's.")]
-Recompute = Annotated[str, typer.Option("--recompute", help="none, selective, full or selective:MODULE,...")]
+Recompute = Annotated[
+    str, typer.Option("--recompute", help="none, selective, full, full:block:N, full:uniform:N or selective:MODULE,...")
+]
 Precision = Annotated[str, typer.Option("--precision", help="bf16, fp16, fp8, fp32, mxfp8 or nvfp4.")]
 Attention = Annotated[str | None, typer.Option("--attention", help="flash or unfused; default: the stack's.")]
 Schedule = Annotated[

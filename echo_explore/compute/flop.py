@@ -19,12 +19,13 @@ References:
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from echo_explore.specs import Candidate, ModelSpec
 from echo_explore.specs.model import WINDOWED, feed_forward_kind
-from echo_explore.specs.recompute import modules_of
+from echo_explore.specs.recompute import modules_of, recompute_of_layers
 
 LayerKind = Literal["dense", "moe"]
 BACKWARD_OVER_FORWARD = 2.0
@@ -232,6 +233,7 @@ def executed_flop(
     recompute: str,
     attention: Literal["flash", "unfused"],
     padded_vocab_size: int | None = None,
+    chunk_layers: Sequence[int] = (),
 ) -> float:
     """FLOP that the hardware executes in one training step, for `hfu`.
 
@@ -239,9 +241,11 @@ def executed_flop(
         model: the dimensions.
         sequence_length: tokens of a sequence.
         num_sequences: sequences of the step.
-        recompute: in the normal form of `specs.recompute`; `full` runs every layer forward once more.
+        recompute: in the normal form of `specs.recompute`; `full` runs every layer forward once more, `full:block:N`
+            N of each chunk.
         attention: a causal `flash` kernel executes half of the square, `unfused` products all of it.
         padded_vocab_size: rows of the output projection; default the padding at tensor_parallel = 1.
+        chunk_layers: layers of each pipeline chunk; default one chunk of all.
     """
     num_tokens = num_sequences * sequence_length
     masked = attention == "flash"
@@ -253,21 +257,30 @@ def executed_flop(
         masked=masked,
     )
     if recompute == "full":
-        total += _layers_forward_flop(model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked)
-    else:
-        total += sum(
-            count
-            * recomputed_flop(
-                model,
-                kind=feed_forward_kind(kind),
-                recompute=recompute,
-                sequence_length=sequence_length,
-                num_tokens=num_tokens,
-                attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
-            )
-            for kind, count in _kinds(model).items()
+        return total + _layers_forward_flop(
+            model, sequence_length=sequence_length, num_tokens=num_tokens, masked=masked
         )
+    words = [word for count in chunk_layers or (model.num_layers,) for word in recompute_of_layers(recompute, count)]
+    layers = Counter(zip(model.layer_kinds, words, strict=True))
+    layers[model.layer_kinds[-1], _recompute_of_predictions(recompute)] += model.multi_token_prediction_layers
+    total += sum(
+        count
+        * recomputed_flop(
+            model,
+            kind=feed_forward_kind(kind),
+            recompute=word,
+            sequence_length=sequence_length,
+            num_tokens=num_tokens,
+            attended_fraction=masked_fraction(model, kind, sequence_length=sequence_length) if masked else 1.0,
+        )
+        for (kind, word), count in layers.items()
+    )
     return total
+
+
+def _recompute_of_predictions(recompute: str) -> str:
+    """What prediction layers run again: nothing beside blocks of layers [megatron-core 0.16.1, 2026-12-01]."""
+    return "none" if recompute.startswith("full:block:") else recompute
 
 
 def weight_gradient_flop(
@@ -321,6 +334,7 @@ def step_flop(candidate: Candidate) -> StepFlop:
             recompute=recipe.recompute,
             attention=recipe.attention or "flash",
             padded_vocab_size=vocab,
+            chunk_layers=candidate.chunk_layers,
         )
         - frozen,
     )

@@ -7,6 +7,7 @@ from echo_explore.graph.decompose import Decomposed, OverlapMethod, decompose
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate, op_rows
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
 from echo_explore.graph.rank_trace import RankTrace, load_rank_trace, save_rank_trace
+from echo_explore.graph.regroup import is_layer, piece_of, with_pieces
 from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
 from echo_explore.graph.stream_order import Ordered, StreamJoin, order_streams
 from echo_explore.graph.timed import TimedGraph
@@ -39,15 +40,18 @@ __all__ = [
     "decompose",
     "forward_graph",
     "input_rows",
+    "is_layer",
     "load_chakra",
     "load_graph",
     "load_rank_trace",
     "load_trace",
     "op_rows",
     "order_streams",
+    "piece_of",
     "save_chakra",
     "save_graph",
     "save_rank_trace",
     "save_trace",
     "select_rows",
+    "with_pieces",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echo_explore.graph.execution_graph import ExecutionGraph, concatenate
+from echo_explore.graph.regroup import is_layer, layer_names, num_led, piece_of
 from echo_explore.graph.trace import Piece, Trace
 
 
@@ -16,34 +17,37 @@ class ChunkShape:
         num_layers: transformer layers it holds; may be 0.
         has_embedding: it starts with the embedding.
         has_head: it ends with final norm, logits and loss.
+        recomputed: of each of its layers the size of the group that runs again together, 0 where it is kept; empty:
+            every layer does as the trace does.
     """
 
     first_layer: int
     num_layers: int
     has_embedding: bool
     has_head: bool
+    recomputed: tuple[int, ...] = ()
 
     def piece_names(self, layer_kinds: Sequence[str]) -> tuple[str, ...]:
         """Names of its pieces in forward order."""
         layers = layer_kinds[self.first_layer : self.first_layer + self.num_layers]
         return (
             *(("embedding",) if self.has_embedding else ()),
-            *(f"layer.{kind}" for kind in layers),
+            *layer_names(layers, self.recomputed),
             *(("head",) if self.has_head else ()),
         )
 
 
 def chunk_pieces(trace: Trace, shape: ChunkShape) -> tuple[Piece, ...]:
     """The pieces of the chunk in forward order."""
-    return tuple(trace.pieces[name] for name in shape.piece_names(trace.layer_kinds))
+    return tuple(piece_of(trace, name) for name in shape.piece_names(trace.layer_kinds))
 
 
 def _layer_numbers(trace: Trace, shape: ChunkShape) -> list[int]:
-    names = shape.piece_names(trace.layer_kinds)
+    """Of each piece the number that its rows count layers from."""
     numbers, layer = [], shape.first_layer
-    for name in names:
-        numbers.append(layer if name.startswith("layer.") else -1)
-        layer += name.startswith("layer.")
+    for name in shape.piece_names(trace.layer_kinds):
+        numbers.append(layer + 1 - num_led(name) if is_layer(name) else -1)
+        layer += is_layer(name)
     return numbers
 
 

@@ -259,7 +259,7 @@ def concatenate(graphs: Sequence[ExecutionGraph], *, layers: Sequence[int] | Non
 
     Args:
         graphs: in order; none give an empty graph.
-        layers: for each graph the layer number to write into rows whose layer is not -1; None keeps them.
+        layers: for each graph the number of its layer 0; rows whose layer is -1 keep it. None keeps all.
     """
     if not graphs:
         return build_graph([])
@@ -275,7 +275,7 @@ def concatenate(graphs: Sequence[ExecutionGraph], *, layers: Sequence[int] | Non
             elif column in ("awaits", "forward_op"):
                 array = np.where(array >= 0, array + start, -1).astype(np.int32)
             elif column == "layer" and layers is not None:
-                array = np.where(array >= 0, layers[position], -1).astype(np.int16)
+                array = np.where(array >= 0, array + layers[position], -1).astype(np.int16)
             parts[column].append(array)
         parts["dims"].append(graph.dims)
         parts["dep_index"].append((graph.dep_index + start).astype(np.int32))

@@ -12,7 +12,7 @@ from typing import Any
 from echo_explore.graph.execution_graph import ExecutionGraph
 
 PieceName = str
-"""`embedding`, `head`, or `layer.<kind>`."""
+"""`embedding`, `head`, `layer.<kind>`, or `again.<kind>`: a layer that runs again where others are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from echo_explore.memory.bound import memory_lower_bound
 from echo_explore.memory.profile import MemoryProfile
 from echo_explore.specs import Candidate, ParallelConfig, TrainingRecipe, make_candidate
 from echo_explore.specs.base import validate
+from echo_explore.specs.recompute import recomputes_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ def _options(candidate: Candidate) -> list[_Option]:
         add("sequence", "sp = 1", "sequence_parallel", layout={"sequence_parallel": True})
     if recipe.recompute == "none":
         add("recompute", "recompute = selective", "selective", recompute="selective")
-    if recipe.recompute != "full":
+    if not recomputes_layers(recipe.recompute) or ":block:" in recipe.recompute:
         add("recompute", "recompute = full", "full", recompute="full")
     if recipe.micro_batch_size % 2 == 0:
         half = recipe.micro_batch_size // 2

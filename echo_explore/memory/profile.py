@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Final
 
-from echo_explore.graph import ChunkShape, Parameter, Piece, Trace
+from echo_explore.graph import ChunkShape, Parameter, Piece, Trace, piece_of
 from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
 from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import Candidate, ModelSpec, ParallelConfig
+from echo_explore.specs.recompute import recomputed_groups
 from echo_explore.specs.schedules import PipelineSchedule
 
 
@@ -160,7 +161,7 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     shapes = stage_chunks(candidate, stage)
     state = static_state(stage_parameters(candidate, trace, shapes), state_bytes(candidate))
     peak = activation_peak(
-        [chunk_memory([trace.pieces[name] for name in shape.piece_names(trace.layer_kinds)]) for shape in shapes],
+        [chunk_memory([piece_of(trace, name) for name in shape.piece_names(trace.layer_kinds)]) for shape in shapes],
         _walked(candidate).orders[stage],
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
@@ -211,6 +212,7 @@ def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
             num_layers=layers[chunk],
             has_embedding=chunk == 0,
             has_head=chunk == layout.num_chunks - 1,
+            recomputed=recomputed_groups(candidate.recipe.recompute, layers[chunk]),
         )
         for chunk in candidate.schedule.placement[stage].tolist()
     )
@@ -220,7 +222,7 @@ def saved_bytes(candidate: Candidate, trace: Trace) -> tuple[tuple[float, ...], 
     """Activation bytes that the forward of one micro-batch leaves for its backward, by stage and chunk of the stage."""
     return tuple(
         tuple(
-            chunk_memory([trace.pieces[name] for name in shape.piece_names(trace.layer_kinds)]).saved_bytes
+            chunk_memory([piece_of(trace, name) for name in shape.piece_names(trace.layer_kinds)]).saved_bytes
             for shape in stage_chunks(candidate, stage)
         )
         for stage in range(candidate.layout.pipeline_parallel)
@@ -237,7 +239,7 @@ def stage_parameters(candidate: Candidate, trace: Trace, shapes: Sequence[ChunkS
     return [
         parameter
         for name in names
-        for parameter in trace.pieces[name].parameters
+        for parameter in piece_of(trace, name).parameters
         if not (once and name == "head" and parameter.name.endswith(SHARED_WEIGHT))
     ] + [parameter for shape in shapes for parameter in prediction_embedding(candidate.model, trace, shape)]
 

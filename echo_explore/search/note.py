@@ -4,7 +4,7 @@ from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 from echo_explore.search.space import ResolvedSpace
 from echo_explore.specs.placement import DEFAULT_ORDER
-from echo_explore.specs.recompute import modules_of
+from echo_explore.specs.recompute import modules_of, recomputes_layers
 
 
 def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
@@ -33,8 +33,9 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
         arguments.append(f"# placement {point.placement}: initialize_model_parallel(order=...), no argument says it")
     if modules := modules_of(point.recompute):
         arguments.append(f"--recompute-granularity selective --recompute-modules {' '.join(modules)}")
-    if point.recompute == "full":
-        arguments.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    if recomputes_layers(point.recompute):
+        _, method, count = (point.recompute if ":" in point.recompute else "full:uniform:1").split(":")
+        arguments.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {count}")
     return arguments
 
 

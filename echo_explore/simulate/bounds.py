@@ -6,6 +6,7 @@ from echo_explore.compute.flop import layer_forward_flop, logits_forward_flop, m
 from echo_explore.memory import memory_lower_bound
 from echo_explore.specs import Candidate
 from echo_explore.specs.model import feed_forward_kind
+from echo_explore.specs.recompute import recompute_of_layers
 from echo_explore.timeline import cheap_bound
 
 _PASSES = 3.0
@@ -34,13 +35,17 @@ def lower_bounds(candidate: Candidate) -> LowerBounds:
     on the last, of the logits. Where chunks are equal the 1F1B bubble of the layers alone is a second bound.
     """
     layout = candidate.layout
-    layer = {kind: _layer_flop(candidate, kind) for kind in set(candidate.model.layer_kinds)}
+    recompute = candidate.recipe.recompute
+    words = {word for count in candidate.chunk_layers for word in recompute_of_layers(recompute, count)}
+    kinds = set(candidate.model.layer_kinds)
+    layer = {(kind, word): _layer_flop(candidate, kind, word) for kind in kinds for word in words}
     stages = [0.0] * layout.pipeline_parallel
     first = 0
     chunks = []
     stage_of, _ = candidate.schedule.stage_and_chunk()
     for chunk, count in enumerate(candidate.chunk_layers):
-        work = sum(layer[kind] for kind in candidate.model.layer_kinds[first : first + count])
+        here = candidate.model.layer_kinds[first : first + count]
+        work = sum(layer[pair] for pair in zip(here, recompute_of_layers(recompute, count), strict=True))
         chunks.append(work)
         stages[int(stage_of[chunk])] += work
         first += count
@@ -78,8 +83,8 @@ def _share(candidate: Candidate) -> float:
     return 1.0 / (candidate.layout.tensor_parallel * candidate.layout.context_parallel)
 
 
-def _layer_flop(candidate: Candidate, kind: str) -> float:
-    """Executed FLOP of one layer for one micro-batch on one rank."""
+def _layer_flop(candidate: Candidate, kind: str, recompute: str) -> float:
+    """Executed FLOP of one layer, with what it runs again, for one micro-batch on one rank."""
     recipe, model = candidate.recipe, candidate.model
     fused = recipe.attention == "flash"
     fraction = masked_fraction(model, kind, sequence_length=recipe.sequence_length) if fused else 1.0
@@ -93,7 +98,7 @@ def _layer_flop(candidate: Candidate, kind: str) -> float:
     again = recomputed_flop(
         model,
         kind=feed_forward_kind(kind),
-        recompute=recipe.recompute,
+        recompute=recompute,
         sequence_length=recipe.sequence_length,
         num_tokens=_tokens(candidate),
         attended_fraction=fraction,

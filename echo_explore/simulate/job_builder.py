@@ -16,6 +16,7 @@ from echo_explore.graph import (
     chunk_pieces,
     concatenate,
     input_rows,
+    with_pieces,
 )
 from echo_explore.memory import SHARED_WEIGHT, prediction_embedding, stage_chunks
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
@@ -56,6 +57,10 @@ class JobBuilder:
 
     def __init__(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> None:
         self._candidate = candidate
+        shapes = [
+            shape for stage in range(candidate.layout.pipeline_parallel) for shape in stage_chunks(candidate, stage)
+        ]
+        trace = with_pieces(trace, {name for shape in shapes for name in shape.piece_names(trace.layer_kinds)})
         self._overlap = TensorOverlap(candidate, trace, pricer)
         self._trace = self._overlap.trace
         self._pricer = pricer

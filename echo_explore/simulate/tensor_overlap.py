@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echo_explore.graph import Axis, Decomposed, ExecutionGraph, TimedGraph, Trace, decompose, select_rows
+from echo_explore.graph import Axis, Decomposed, ExecutionGraph, TimedGraph, Trace, decompose, is_layer, select_rows
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.specs import Candidate
 
@@ -34,7 +34,7 @@ class TensorOverlap:
             return trace
         pieces = dict(trace.pieces)
         for name, piece in trace.pieces.items():
-            if not name.startswith("layer."):
+            if not is_layer(name):
                 continue
             graphs = []
             for backward, graph in ((False, piece.forward), (True, piece.backward)):

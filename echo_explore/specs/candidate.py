@@ -12,6 +12,7 @@ from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.native_legality import check_native
 from echo_explore.specs.placement import DEFAULT_PLACEMENT, Placement
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.recompute import check_recomputed_groups
 from echo_explore.specs.schedules import PipelineSchedule, build_schedule, default_schedule, resolved_schedule
 from echo_explore.specs.sharding import shard_ranks
 from echo_explore.specs.split import layers_of_chunks
@@ -148,12 +149,14 @@ def make_candidate(
     placement.check_fits(layout, max_gpus=cluster.max_gpus)
     check_legal(model, layout, recipe)
     check_native(model, layout, recipe, stack, gpus_per_host=cluster.node.num_gpus)
+    chunk_layers = layers_of_chunks(model, layout, stack.layer_split_rule)
+    check_recomputed_groups(recipe.recompute, chunk_layers)
     return Candidate(
         model=model,
         cluster=cluster,
         layout=layout,
         recipe=recipe,
         stack=stack,
-        chunk_layers=layers_of_chunks(model, layout, stack.layer_split_rule),
+        chunk_layers=chunk_layers,
         placement=placement,
     )

@@ -4,6 +4,7 @@ from echo_explore.core import PlacementError, SpecError
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec, MoeSpec
 from echo_explore.specs.recipe import TrainingRecipe
+from echo_explore.specs.recompute import recomputes_layers
 from echo_explore.specs.routing import Routing
 
 
@@ -92,7 +93,7 @@ def _check_recipe(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
             "overlap_expert_exchange", True, overlaps and dispatcher == "allgather",
             "overlaps exchanges of alltoall, deepep and hybridep only", "change expert_dispatcher",
         ),
-        ("overlap_expert_exchange", True, overlaps and recipe.recompute == "full",
+        ("overlap_expert_exchange", True, overlaps and recomputes_layers(recipe.recompute),
          "does not go with full recomputation", "use selective"),
         (
             "overlap_expert_exchange", True,

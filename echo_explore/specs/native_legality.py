@@ -65,6 +65,9 @@ def check_native(
         raise PlacementError(
             "layout.tp", layout.tensor_parallel, "learned positions are not split by DTensor plans", "use tp=1"
         )
+    if recipe.recompute.startswith("full:"):
+        rule = f"{stack.framework} runs all layers again or none"
+        raise SpecError("recompute", recipe.recompute, rule, "use full")
     if names_modules(recipe.recompute):
         rule = f"{stack.framework} has no modules to recompute by name"
         raise SpecError("recompute", recipe.recompute, rule, "use none, selective or full")

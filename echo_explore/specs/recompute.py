@@ -1,5 +1,7 @@
 """What is run again in the backward: nothing, whole layers, or named parts of layers, in one normal form."""
 
+import re
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -11,19 +13,28 @@ KINDS = ("none", "selective", "full")
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """Parts of a layer that megatron-core runs again by name (0.16.1, 2026, transformer_config.py, recompute_modules)."""
 _PREFIX = "selective:"
+_LAYERS = re.compile(r"full:(block|uniform):([1-9][0-9]{0,4})")
+"""Megatron's recompute_method and recompute_num_layers beside full recomputation."""
+_MOST_LAYERS = 100_000  # above the largest count that _LAYERS takes
 
 
 def normal_recompute(text: str, *, field: str = "recompute") -> str:
-    """`none`, `selective` (core attention), `full`, or `selective:` and sorted modules, each once.
+    """`none`, `selective` (core attention), `full`, `full:` with method and count, or `selective:` and sorted modules.
 
-    `selective:core_attn` is `selective`; messages name `field`.
+    `full:block:N`: the first N layers of each chunk run again, one by one. `full:uniform:N`: all do, N together from
+    the input of the first. `full` is `full:uniform:1`, `selective:core_attn` is `selective`; messages name `field`.
 
     Raises:
         SpecError: another word, or a module that Megatron does not know.
     """
     if text in KINDS:
         return text
-    rule = f"is not one of {', '.join(KINDS)} or selective:MODULE,..."
+    if _LAYERS.fullmatch(text):
+        return "full" if text == "full:uniform:1" else text
+    if text.startswith("full:"):
+        rule = "is not full:block:N or full:uniform:N with N layers, at least 1"
+        raise SpecError(field, text, rule, "write for example full:block:4, or full for all layers")
+    rule = f"is not one of {', '.join(KINDS)}, full:block:N, full:uniform:N or selective:MODULE,..."
     if not text.startswith(_PREFIX):
         raise SpecError(field, text, rule, f"use {', '.join(KINDS)} or selective: with {', '.join(MODULES)}")
     modules = sorted({name.strip() for name in text.removeprefix(_PREFIX).split(",")})
@@ -49,10 +60,44 @@ def names_modules(recompute: str) -> bool:
     return recompute.startswith(_PREFIX)
 
 
+def recomputes_layers(recompute: str) -> bool:
+    """Whether whole layers run again: all of them, or some."""
+    return recompute.split(":")[0] == "full"
+
+
+def recomputed_groups(recompute: str, num_layers: int) -> tuple[int, ...]:
+    """Of each layer of a chunk: 0 if it is kept, else how many layers run again together with it, itself included.
+
+    Empty where all layers do the same, each for itself (`none`, `selective`, `full`). As megatron-core 0.16.1 does it
+    (transformer_block.py, _checkpointed_forward, 2026-12-01).
+    """
+    found = _LAYERS.fullmatch(recompute)
+    if not found:
+        return ()
+    count = int(found[2])
+    if found[1] == "uniform":
+        return (count,) * num_layers
+    return (1,) * min(count, num_layers) + (0,) * (num_layers - count)
+
+
+def recompute_of_layers(recompute: str, num_layers: int) -> tuple[str, ...]:
+    """What each layer of a chunk does: `none`, `full`, or the named modules of all."""
+    groups = recomputed_groups(recompute, num_layers)
+    return tuple("full" if group else "none" for group in groups) if groups else (recompute,) * num_layers
+
+
+def traced_form(recompute: str) -> str:
+    """What a trace of pieces is made with: layers that are kept and layers that run again, however many of them."""
+    return "full:block" if _LAYERS.fullmatch(recompute) else recompute
+
+
 def recompute_number(recompute: str) -> int:
-    """A number for each normal form: none lowest, then sets of modules, full highest."""
+    """A number for each normal form: none lowest, then sets of modules, some layers, all, and groups of layers."""
+    base = 1 << len(MODULES)
+    if found := _LAYERS.fullmatch(recompute):
+        return base + int(found[2]) + (2 * _MOST_LAYERS if found[1] == "uniform" else 0)
     if recompute == "full":
-        return 1 << len(MODULES)
+        return base + _MOST_LAYERS
     return sum(1 << MODULES.index(name) for name in modules_of(recompute))
 
 
@@ -62,6 +107,9 @@ def check_recompute(model: ModelSpec, recompute: str, *, overlap_shared_experts:
     Raises:
         SpecError: names the module.
     """
+    if model.multi_token_prediction_layers and ":uniform:" in recompute:
+        rule = "megatron-core takes groups of 1 layer beside multi-token prediction"
+        raise SpecError("recompute", recompute, rule, "use full, or full:block:N")
     moe = model.moe
     lacking = {
         "mla_up_proj": (model.mla is None, "multi-latent attention"),
@@ -76,3 +124,16 @@ def check_recompute(model: ModelSpec, recompute: str, *, overlap_shared_experts:
         if name == "shared_experts" and overlap_shared_experts:
             rule = "shared experts that run beside the exchange of tokens cannot run again"
             raise SpecError("recompute", recompute, rule, "use overlap_shared_experts = false or leave them out")
+
+
+def check_recomputed_groups(recompute: str, chunk_layers: Sequence[int]) -> None:
+    """Refuse groups that do not divide the layers of a chunk: megatron-core 0.16.1 looks for more behind its end.
+
+    Raises:
+        SpecError: names the chunk's layers.
+    """
+    for layers in chunk_layers:
+        group = max(recomputed_groups(recompute, layers), default=1) if ":uniform:" in recompute else 1
+        if layers % group:
+            rule = f"must divide the {layers} layers of every chunk into groups of {group}"
+            raise SpecError("recompute", recompute, rule, "change the count, the layout or the split of layers")

@@ -1,6 +1,7 @@
 """A made-up tracer for tests of everything behind the trace: a dense GPT layer written by hand, no torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from echo_explore.graph import (
@@ -17,6 +18,7 @@ from echo_explore.graph import (
     Trace,
     build_graph,
 )
+from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing.request import TraceRequest
 
 
@@ -29,7 +31,11 @@ class HandmadeTracer:
         rows = request.micro_batch_size * request.sequence_length
         local = rows // tensor if request.sequence_parallel else rows
         hidden, vocab = model.hidden_size, model.padded_vocab_size(tensor) // tensor
-        layer = _layer(request, rows, local)
+        if traced_form(request.recompute) == "full:block":
+            forms = {"layer.dense": "none", "again.dense": "full"}
+        else:
+            forms = {"layer.dense": request.recompute}
+        layers = {n: _layer(replace(request, recompute=form), rows, local) for n, form in forms.items()}
         embedding = Piece(
             forward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden), *_sum(request, rows)], Phase.FORWARD),
             backward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden)], Phase.BACKWARD),
@@ -57,7 +63,7 @@ class HandmadeTracer:
         return Trace(
             key=request.key({"handmade": "1"}),
             request=request.canonical(),
-            pieces={"embedding": embedding, "layer.dense": layer, "head": head},
+            pieces={"embedding": embedding, **layers, "head": head},
             layer_kinds=model.layer_kinds,
             boundary_bytes=2.0 * local * hidden,
             facts={"versions": {"handmade": "1"}},

@@ -12,7 +12,7 @@ from echo_explore.core import TraceError
 from echo_explore.graph import Axis
 from echo_explore.specs import ModelSpec
 from echo_explore.specs.model import WINDOWED, feed_forward_kind
-from echo_explore.specs.recompute import modules_of
+from echo_explore.specs.recompute import modules_of, recomputes_layers
 from echo_explore.specs.routing import Routing
 from echo_explore.tracing import expert_ops, fake_cluster, fused_dispatch
 from echo_explore.tracing.core_attention import FlashCoreAttention, unfused_alibi_attention
@@ -206,8 +206,9 @@ def _mask(model: ModelSpec, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _recompute(name: str) -> dict[str, Any]:
-    if name == "full":
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if recomputes_layers(name):
+        _, method, count = (name if ":" in name else "full:uniform:1").split(":")
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": int(count)}
     modules = modules_of(name)
     return {"recompute_granularity": "selective", "recompute_modules": list(modules)} if modules else {}
 

@@ -13,6 +13,7 @@ import torch
 from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
+from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing import megatron_model, megatron_shims
 from echo_explore.tracing.megatron_model import Degrees, Schedule
 from echo_explore.tracing.megatron_schedule import Batches, Span, spans
@@ -23,6 +24,8 @@ from echo_explore.tracing.request import TraceRequest
 
 LAYERS_OF_A_KIND = 2  # the least that shows whether a layer equals its neighbour
 NUM_MICRO_BATCHES = 2
+AGAIN = "again."
+"""What the name of the piece of a layer that runs again where others are kept starts with."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)")
 
 
@@ -47,7 +50,10 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
 
     started = time.perf_counter()
     megatron_model.refuse_unsupported(request)
-    kinds = [kind for kind in sorted(set(request.model.layer_kinds)) for _ in range(LAYERS_OF_A_KIND)]
+    names = _names(request)
+    kinds = [name.partition(".")[2] for name in names]
+    num_again = sum(name.startswith(AGAIN) for name in names)
+    run = replace(request, recompute=f"full:block:{num_again}") if num_again else request
     # The smallest cluster that holds the groups: experts lie on tensor- and data-parallel ranks.
     experts = request.expert_parallel * request.expert_tensor_parallel
     degrees = Degrees(
@@ -60,7 +66,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     )
     axes = megatron_model.start_cluster(degrees)
     schedule = Schedule(narrow_gradients=request.narrow_gradients)
-    config = megatron_model.config_of(request, kinds, degrees, schedule)
+    config = megatron_model.config_of(run, kinds, degrees, schedule)
     quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -73,8 +79,12 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         found = _run(recorder, models, batches, request)
     change: dict[int, float] = {}
     if quantiser is not None and request.recompute != "full":  # a whole layer that is recomputed keeps its input only
-        change = {n: size / NUM_MICRO_BATCHES for n, size in quantiser.saved_change_bytes.items()}
-    cutter = _Cutter(recorder, found, inner, kinds, change)
+        change = {
+            n: size / NUM_MICRO_BATCHES
+            for n, size in quantiser.saved_change_bytes.items()
+            if n < 0 or not names[n].startswith(AGAIN)
+        }
+    cutter = _Cutter(recorder, found, inner, names, change)
     return Trace(
         key=request.key(versions),
         request=request.canonical(),
@@ -91,6 +101,13 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
             "flop_convention": "executed; matrix products and attention only; flash backward = 2.5 forward",
         },
     )
+
+
+def _names(request: TraceRequest) -> list[str]:
+    """Pieces of the layers that are run: of each kind two; where some run again, first those that do."""
+    kinds = [kind for kind in sorted(set(request.model.layer_kinds)) for _ in range(LAYERS_OF_A_KIND)]
+    some = traced_form(request.recompute) != request.recompute
+    return [f"{AGAIN}{kind}" for kind in kinds if some] + [f"layer.{kind}" for kind in kinds]
 
 
 def _busiest(request: TraceRequest) -> int:
@@ -169,10 +186,10 @@ class _Cutter:
     """Cuts the last micro-batch at module boundaries."""
 
     def __init__(
-        self, recorder: Recorder, found: list[Span], model: Any, kinds: Sequence[str],
+        self, recorder: Recorder, found: list[Span], model: Any, names: Sequence[str],
         saved_change_bytes: dict[int, float],
     ) -> None:  # fmt: skip
-        self._rows, self._levels, self._model, self._kinds = recorder.rows, recorder.storages.levels, model, kinds
+        self._rows, self._levels, self._model, self._names = recorder.rows, recorder.storages.levels, model, names
         self._saved_change_bytes = saved_change_bytes
         self._forward, self._backward = found[-2], found[-1]
         if self._forward.backward or not self._backward.backward:
@@ -180,8 +197,8 @@ class _Cutter:
         self.workspace_bytes = float(self._forward.live_bytes_before)
         span = self._forward
         marks = [m for m in recorder.marks if span.first_row <= m.row <= span.last_row]
-        self._bounds = [self._mark(marks, "enter", n) for n in range(len(kinds))]
-        self._bounds.append(self._mark(marks, "leave", len(kinds) - 1))
+        self._bounds = [self._mark(marks, "enter", n) for n in range(len(names))]
+        self._bounds.append(self._mark(marks, "leave", len(names) - 1))
         self._backward_first, self._backward_last = self._backward_bounds()
         self._check_equal()
 
@@ -194,7 +211,7 @@ class _Cutter:
         start = self._backward.first_row
         layers = [row.layer for row in self._rows[start : self._backward.last_row]]
         first, last = [], []
-        for layer in range(len(self._kinds)):
+        for layer in range(len(self._names)):
             here = [i for i, n in enumerate(layers) if n == layer]
             if not here or len(here) != here[-1] - here[0] + 1:
                 raise TraceError(f"layer {layer}: its backward is not one run of ops, so it can't be cut out")
@@ -203,7 +220,7 @@ class _Cutter:
         return first, last
 
     def _check_equal(self) -> None:
-        for layer in range(0, len(self._kinds), LAYERS_OF_A_KIND):
+        for layer in range(0, len(self._names), LAYERS_OF_A_KIND):
             for what, rows in (("forward", self._forward_rows), ("backward", self._backward_rows)):
                 a, b = (_work(cut_rows(self._rows, *rows(n))) for n in (layer, layer + 1))
                 if a != b:
@@ -264,10 +281,10 @@ class _Cutter:
             float(embedding),
         )
         rest = self._forward.kept_bytes - embedding
-        for layer in range(0, len(self._kinds), LAYERS_OF_A_KIND):
+        for layer in range(0, len(self._names), LAYERS_OF_A_KIND):
             saved = self._bounds[layer + 1].kept_bytes
             rest -= LAYERS_OF_A_KIND * saved
-            pieces[f"layer.{self._kinds[layer]}"] = self._piece(
+            pieces[self._names[layer]] = self._piece(
                 self._forward_rows(layer),
                 self._backward_rows(layer),
                 (f"decoder.layers.{layer}.",),

@@ -7,6 +7,7 @@ from echo_explore.core.hashing import content_hash
 from echo_explore.core.versions import GRAPH_SCHEMA, TRACER_VERSION
 from echo_explore.specs import Candidate, ModelSpec
 from echo_explore.specs.recipe import Attention, ContextExchange, ExpertDispatcher, Fp8Scales, Fusion, TrainPrecision
+from echo_explore.specs.recompute import recomputes_layers, traced_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,7 @@ class TraceRequest:
 
     Attributes:
         model: dimensions; name and number of layers do not enter the key (layer kinds do).
-        recompute: in the normal form of `specs.recompute`.
+        recompute: in the normal form of `specs.recompute`; how many layers run again is not part of the key.
         dropout: whether dropout kernels run.
         keeps_gathered_inputs: as in StackProfile.
         lora_rank, lora_targets: as in TrainingRecipe; no targets where the rank is 0.
@@ -60,6 +61,7 @@ class TraceRequest:
         model = self.model.model_dump(mode="json", exclude={"name", "schema_version", "num_layers", "architecture"})
         model["layer_kinds"] = sorted(set(self.model.layer_kinds))
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
+        request["recompute"] = traced_form(self.recompute)
         return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def unsupported(request: TraceRequest) -> str | None:
             "recipe.lora_rank: adapters are traced for dense models with plain attention only",
         ),
         (
-            request.lora_rank > 0 and request.recompute == "full",
+            request.lora_rank > 0 and recomputes_layers(request.recompute),
             "recipe.lora_rank: adapters are not traced with recomputed layers yet; use another recompute",
         ),
         (

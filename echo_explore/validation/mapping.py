@@ -11,7 +11,7 @@ from typing import Any
 from echo_explore.core import EchoError, SpecError
 from echo_explore.specs import Candidate, ModelSpec, ParallelConfig, StackProfile, TrainingRecipe, make_candidate
 from echo_explore.specs.base import validate
-from echo_explore.specs.recompute import MODULES, modules_of
+from echo_explore.specs.recompute import MODULES, modules_of, recomputes_layers
 from echo_explore.tracing.request import request_of
 from echo_explore.tracing.request import unsupported as tracer_refuses
 from echo_explore.validation.clusters import cluster_of
@@ -86,6 +86,8 @@ def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
     attention and every second product, which torchtitan calls selective by op.
     """
     if row.recompute in ("none", "full"):
+        return row.recompute
+    if stack.framework == "megatron" and recomputes_layers(row.recompute):
         return row.recompute
     if stack.framework == "megatron":
         modules = modules_of(row.recompute)

@@ -263,7 +263,8 @@ def normal_precision(text: str) -> TrainPrecision | None:
 def normal_recompute(text: str) -> str:
     """The normal form of `specs.recompute`, or the source's words for anything else.
 
-    `selective` alone is core attention, as Megatron means it; modules are listed behind `selective:`.
+    `selective` alone is core attention, as Megatron means it; modules are listed behind `selective:`; `full:block:4`
+    and `full:uniform:4` are Megatron's methods with their number of layers.
     """
     words = text.strip().lower()
     if words in ("", "null", "none", "false"):
@@ -272,7 +273,7 @@ def normal_recompute(text: str) -> str:
     names = re.findall(r"\w+", listed)
     if kind == "selective" and names and set(names) <= set(MODULES):
         return spec_form(f"selective:{','.join(names)}")
-    return words
+    return spec_form(words) if re.fullmatch(r"full:(block|uniform):[1-9]\d{0,4}", words) else words
 
 
 def normal_attention(text: str) -> Attention | None:

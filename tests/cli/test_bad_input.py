@@ -39,7 +39,10 @@ NOBODY = 65534
         ({"sequence_length": "4096"}, "sequence_length = 4096: gpt3-175b has 2048 learned positions"),
         ({"precision": "nvfp4"}, "precision = 'nvfp4': H800-SXM5-80GB has no such rate"),
         ({"precision": "bf61"}, "precision = 'bf61': must be 'fp32', 'bf16'"),
-        ({"recompute": "some"}, "recompute = 'some': is not one of none, selective, full or selective:MODULE"),
+        (
+            {"recompute": "some"},
+            "recompute = 'some': is not one of none, selective, full, full:block:N, full:uniform:N",
+        ),
         ({"attention": "flush"}, "attention = 'flush': must be 'flash' or 'unfused'"),
         ({"schedule": "interleaved"}, "schedule = 'interleaved': does not fit 12 stages of 1 chunks; fix: use 1f1b"),
         ({"schedule": "zvb"}, "schedule = 'zvb': is not known; fix: use auto, no-pipelining, 1f1b"),

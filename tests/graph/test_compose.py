@@ -1,31 +1,33 @@
 """Chunks from pieces: their order, the numbers of their layers, the conservation of work."""
 
+from dataclasses import replace
+
 import pytest
 
-from echo_explore.graph import ChunkShape, Trace, backward_graph, chunk_pieces, forward_graph
+from echo_explore.graph import ChunkShape, Phase, Trace, backward_graph, chunk_pieces, forward_graph, piece_of
 from echo_explore.specs import load_model
 from echo_explore.testing.traces import HandmadeTracer
 from echo_explore.tracing.request import TraceRequest
 from tests.graph.support import check_references
 
+REQUEST = TraceRequest(
+    model=load_model("gpt-22b"),
+    tensor_parallel=8,
+    sequence_parallel=True,
+    micro_batch_size=1,
+    sequence_length=2048,
+    precision="bf16",
+    attention="flash",
+    recompute="none",
+    fusion="fused",
+    gradient_accumulation_fusion=True,
+    dropout=False,
+)
+
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return HandmadeTracer().trace(
-        TraceRequest(
-            model=load_model("gpt-22b"),
-            tensor_parallel=8,
-            sequence_parallel=True,
-            micro_batch_size=1,
-            sequence_length=2048,
-            precision="bf16",
-            attention="flash",
-            recompute="none",
-            fusion="fused",
-            gradient_accumulation_fusion=True,
-            dropout=False,
-        )
-    )
+    return HandmadeTracer().trace(REQUEST)
 
 
 def _shape(first: int, count: int, *, embedding: bool = False, head: bool = False) -> ChunkShape:
@@ -61,3 +63,39 @@ def test_however_it_is_cut_the_work_is_the_same(trace: Trace, cuts: tuple[int, .
         total += forward_graph(trace, _shape(first, cut - first, embedding=first == 0, head=cut == 48)).flop.sum()
         first = cut
     assert total == pytest.approx(48 * layer.forward.flop.sum() + ends, rel=1e-12)
+
+
+def test_names_of_layers_that_run_again() -> None:
+    kinds = ("dense", "moe", "moe", "dense")
+
+    def names(*recomputed: int) -> tuple[str, ...]:
+        return replace(_shape(0, 4), recomputed=recomputed).piece_names(kinds)
+
+    assert names(1, 1, 0, 0) == ("again.dense", "again.moe", "layer.moe", "layer.dense")
+    assert names(2, 2, 2, 2) == ("tail.dense", "lead.dense+moe", "tail.moe", "lead.moe+dense")
+    assert names(3, 3, 3, 0) == ("tail.dense", "tail.moe", "lead.dense+moe+moe", "layer.dense")
+
+
+def test_a_group_runs_forward_again_before_its_first_backward() -> None:
+    traced = HandmadeTracer().trace(replace(REQUEST, recompute="full:uniform:3"))
+    shape = replace(_shape(6, 6), recomputed=(3,) * 6)
+    backward = backward_graph(traced, shape)
+    again = backward.phase == Phase.RECOMPUTE
+    order = [(bool(a), int(n)) for a, n in zip(again, backward.layer, strict=True)]
+    assert list(dict.fromkeys(order)) == [
+        (True, 9), (True, 10), (True, 11), (False, 11), (False, 10), (False, 9),
+        (True, 6), (True, 7), (True, 8), (False, 8), (False, 7), (False, 6),
+    ]  # fmt: skip
+    check_references(backward)
+    alone = replace(_shape(6, 6), recomputed=(1,) * 6)
+    assert backward.flop.sum() == backward_graph(traced, alone).flop.sum()
+    assert forward_graph(traced, shape).flop.sum() == forward_graph(traced, alone).flop.sum()
+
+
+def test_memory_of_a_group_is_that_of_its_layers_kept() -> None:
+    traced = HandmadeTracer().trace(replace(REQUEST, recompute="full:uniform:3"))
+    kept, again = traced.pieces["layer.dense"], traced.pieces["again.dense"]
+    tail, lead = (piece_of(traced, name) for name in ("tail.dense", "lead.dense+dense+dense"))
+    assert tail.saved_bytes == again.saved_bytes - traced.boundary_bytes == 0
+    assert lead.saved_bytes == again.saved_bytes
+    assert lead.backward_peak_bytes == 3 * kept.saved_bytes + kept.backward_peak_bytes

@@ -7,10 +7,11 @@ from tests.simulate.support import candidate, simulator
 
 LAYOUTS = ("tp=1,pp=8", "tp=2,pp=4,vpp=2,sp=1", "tp=8,pp=4", "tp=8,pp=6,vpp=4,sp=1", "tp=8,pp=1,dp=4", "tp=4,pp=2,dp=2")
 RECOMPUTE = ("none", "selective", "full")
+SOME_LAYERS = ("full:block:1", "full:uniform:2")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("recompute", RECOMPUTE + SOME_LAYERS)
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 def test_never_above_the_prediction(layout: str, recompute: str, attention: str) -> None:
     batch = 12 if "pp=6" in layout else 8

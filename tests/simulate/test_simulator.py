@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from echo_explore.compute.flop import step_flop
 from echo_explore.core import MissingCalibration
 from echo_explore.simulate import Prediction, SimulationOptions
 from echo_explore.simulate.prediction import INTERVAL_LEVEL
@@ -31,6 +32,36 @@ def test_breakdown_adds_up(layout: str, recompute: str) -> None:
     assert all(seconds >= -1e-9 for seconds in prediction.breakdown.values())
     assert (prediction.breakdown["recompute_s"] > 0) == (recompute == "full")
     assert (prediction.breakdown["bubble_s"] > 1e-9) == ("pp=1" not in layout)
+
+
+@pytest.mark.parametrize("layout", ["tp=8,pp=4", "tp=8,pp=4,vpp=2,sp=1"])
+def test_recomputation_of_some_layers_is_between_none_and_all(layout: str) -> None:
+    """Each layer more costs time and saves memory; executed FLOP follow the closed form."""
+    chunk = 48 // (4 * 2 if "vpp" in layout else 4)
+    forms = ["none", "full:block:1", f"full:block:{chunk - 1}", f"full:block:{chunk}", "full"]
+    jobs = [candidate(layout=layout, recompute=form) for form in forms]
+    predictions = [simulator().predict(job) for job in jobs]
+    again = [p.breakdown["recompute_s"] for p in predictions]
+    assert again == sorted(again)
+    assert again[0] == 0 < again[1] < again[2] < again[3] == pytest.approx(again[4])
+    steps, peaks = [p.step_time_s for p in predictions], [p.peak_memory_bytes for p in predictions]
+    assert steps == sorted(steps)
+    assert steps[-2] == pytest.approx(steps[-1])
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-2] == pytest.approx(peaks[-1])
+    shares = [0.0, 1 / chunk, 1 - 1 / chunk, 1.0, 1.0]
+    for flop in ([p.hfu * p.step_time_s for p in predictions], [step_flop(job).executed_flop for job in jobs]):
+        assert [(x - flop[0]) / (flop[-1] - flop[0]) for x in flop] == pytest.approx(shares)
+
+
+def test_groups_of_layers_run_as_much_again_and_peak_higher() -> None:
+    full, groups = (
+        simulator().predict(candidate(layout="tp=8,pp=4", recompute=form)) for form in ("full", "full:uniform:4")
+    )
+    assert groups.step_time_s == pytest.approx(full.step_time_s, rel=1e-6)
+    assert groups.hfu * groups.step_time_s == pytest.approx(full.hfu * full.step_time_s, rel=1e-6)
+    assert groups.memory[0]["activations_bytes"] < full.memory[0]["activations_bytes"]
+    assert groups.memory[0]["transient_bytes"] > full.memory[0]["transient_bytes"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

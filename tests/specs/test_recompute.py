@@ -9,10 +9,15 @@ from echo_explore.specs.recompute import (
     KINDS,
     MODULES,
     check_recompute,
+    check_recomputed_groups,
     modules_of,
     names_modules,
     normal_recompute,
     recompute_number,
+    recompute_of_layers,
+    recomputed_groups,
+    recomputes_layers,
+    traced_form,
 )
 from tests.tracing.models import LLAMA, MOE
 
@@ -41,7 +46,10 @@ def test_kinds() -> None:
     assert normal_recompute("selective:core_attn") == "selective"
 
 
-@pytest.mark.parametrize("text", ["everything", "selective:", "selective:norm", "full:", ""])
+BAD = ("everything", "selective:", "selective:norm", "full:", "", "full:block", "full:block:0", "full:4", "full:some:2")
+
+
+@pytest.mark.parametrize("text", [*BAD, "full:uniform:1.5", "full:block:-1"])
 def test_refused(text: str) -> None:
     with pytest.raises(SpecError, match="recompute = "):
         normal_recompute(text)
@@ -57,3 +65,46 @@ def test_overlapped_shared_experts_do_not_run_again() -> None:
     check_recompute(MOE, "selective:shared_experts", overlap_shared_experts=False)
     with pytest.raises(SpecError, match="overlap_shared_experts"):
         check_recompute(MOE, "selective:shared_experts", overlap_shared_experts=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "groups"),
+    [
+        ("full:block:2", (1, 1, 0, 0)),
+        ("full:block:9", (1, 1, 1, 1)),
+        ("full:uniform:2", (2, 2, 2, 2)),
+        ("full", ()),
+        ("selective:mlp", ()),
+    ],
+)
+def test_layers_of_a_chunk(form: str, groups: tuple[int, ...]) -> None:
+    assert normal_recompute(form) == form
+    assert recomputed_groups(form, 4) == groups
+    words = recompute_of_layers(form, 4)
+    assert words == (tuple("full" if n else "none" for n in groups) or (form,) * 4)
+    assert recomputes_layers(form) == form.startswith("full")
+
+
+def test_groups_of_one_layer_are_full() -> None:
+    assert normal_recompute("full:uniform:1") == "full"
+    assert traced_form("full:block:3") == traced_form("full:uniform:2") != traced_form("full")
+
+
+def test_numbers_order_what_runs_again() -> None:
+    forms = ["none", "selective", "full:block:1", "full:block:20", "full", "full:uniform:2", "full:uniform:20"]
+    numbers = [recompute_number(form) for form in forms]
+    assert numbers == sorted(set(numbers))
+
+
+def test_groups_divide_the_layers_of_chunks() -> None:
+    check_recomputed_groups("full:uniform:3", (6, 3, 6))
+    check_recomputed_groups("full:block:4", (5, 3))
+    with pytest.raises(SpecError, match="must divide the 5 layers"):
+        check_recomputed_groups("full:uniform:3", (6, 5))
+
+
+def test_prediction_layers_run_again_alone() -> None:
+    model = LLAMA.model_copy(update={"multi_token_prediction_layers": 1})
+    check_recompute(model, "full:block:2", overlap_shared_experts=False)
+    with pytest.raises(SpecError, match="multi-token prediction"):
+        check_recompute(model, "full:uniform:2", overlap_shared_experts=False)

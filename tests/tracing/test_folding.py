@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from echo_explore.graph import Axis, ChunkShape, ExecutionGraph, OpKind, Phase, backward_graph, forward_graph
+from echo_explore.specs.recompute import recomputed_groups
 from echo_explore.tracing import TraceRequest, TraceService
 from echo_explore.tracing.rank_request import RankRequest
 from tests.tracing.models import GPT, LLAMA, MOE, request
@@ -66,6 +67,7 @@ def check(service: TraceService, whole: RankRequest, stage: int, micro_batches: 
             num_layers=whole.chunk_layers[position],
             has_embedding=position == 0,
             has_head=position == len(whole.chunk_layers) - 1,
+            recomputed=recomputed_groups(whole.trace.recompute, whole.chunk_layers[position]),
         )
         for micro_batch in micro_batches:
             here = ours & (graph.micro_batch == micro_batch) & (graph.chunk == chunk)
@@ -90,6 +92,41 @@ def test_middle_stage_interleaved(service: TraceService, recompute: str) -> None
         chunk_layers=(1,) * 6,
     )  # fmt: skip
     check(service, whole, 1, [0, 2])
+
+
+@pytest.mark.parametrize("recompute", ["full:block:1", "full:block:3", "full:uniform:3"])
+def test_some_layers_run_again(service: TraceService, recompute: str) -> None:
+    trace = request(LLAMA.model_copy(update={"num_layers": 9}), tensor_parallel=2, recompute=recompute)
+    whole = rank_request(trace, rank=2, pipeline_parallel=3, num_micro_batches=3, chunk_layers=(3, 3, 3))
+    check(service, whole, 1, [1, 2])
+
+
+@pytest.mark.parametrize("recompute", ["full:block:1", "full:uniform:2"])
+def test_some_layers_of_each_chunk_run_again(service: TraceService, recompute: str) -> None:
+    trace = request(GPT.model_copy(update={"num_layers": 12}), recompute=recompute)
+    whole = rank_request(
+        trace, rank=1, pipeline_parallel=3, virtual_pipeline=2, num_micro_batches=3, chunk_layers=(2,) * 6
+    )
+    check(service, whole, 1, [0, 2])
+
+
+def test_mixed_layers_run_again_together(service: TraceService) -> None:
+    """A dense layer and a mixture in one group."""
+    moe = MOE.moe.model_copy(update={"layer_frequency": 2}) if MOE.moe else None
+    model = MOE.model_copy(update={"num_layers": 6, "moe": moe})
+    assert model.layer_kinds[2:4] == ("dense", "moe")
+    trace = request(model, expert_parallel=2, recompute="full:uniform:2")
+    whole = rank_request(
+        trace, rank=2, pipeline_parallel=3, data_parallel=2, num_micro_batches=3, chunk_layers=(2, 2, 2)
+    )
+    graph = service.trace_rank_request(whole)
+    shape = ChunkShape(first_layer=2, num_layers=2, has_embedding=False, has_head=False, recomputed=(2, 2))
+    composed = backward_graph(service.trace(trace), shape)
+    here = without_data_parallel(graph) & (graph.micro_batch == 1) & (graph.layer >= 0)
+    rows = rows_of(graph, here & (graph.phase != Phase.FORWARD))
+    # Autograd copies the gradient of the group's input where something still refers to it, here a fake tensor's cycle.
+    assert rows[-1][0] == "aten.copy_"
+    assert rows[:-1] == rows_of(composed, np.ones(composed.num_ops, dtype=bool))
 
 
 def test_first_stage_with_replicas(service: TraceService) -> None:

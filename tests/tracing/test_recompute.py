@@ -3,7 +3,7 @@
 import pytest
 
 from echo_explore.compute.flop import LayerKind, recomputed_flop
-from echo_explore.graph import OpClass, Phase, Piece
+from echo_explore.graph import OpClass, Phase, Piece, piece_of
 from echo_explore.specs import ModelSpec
 from echo_explore.tracing import TraceService
 from tests.tracing.models import LLAMA, MOE, request
@@ -84,3 +84,30 @@ def test_narrow_inputs_that_are_made_anew_are_not_kept(service: TraceService, re
     all_wide, all_narrow = (piece(service, model, kind, "none", precision=p).saved_bytes for p in ("bf16", "fp8"))
     assert wide - narrow < all_wide - all_narrow
     assert narrow <= wide + TOKENS * HIDDEN * BF16  # the attention output is kept in both
+
+
+def test_layers_that_run_again_and_layers_that_are_kept_in_one_trace(service: TraceService) -> None:
+    """However many of them: blocks and groups of any size share a trace, whose pieces are those of all and none."""
+    some = service.trace(request(LLAMA, recompute="full:block:3"))
+    assert some.key == service.trace(request(LLAMA, recompute="full:uniform:4")).key
+    for name, recompute in (("layer", "none"), ("again", "full")):
+        ours, alone = some.pieces[f"{name}.dense"], piece(service, LLAMA, "dense", recompute)
+        assert (ours.saved_bytes, ours.backward_peak_bytes) == (alone.saved_bytes, alone.backward_peak_bytes)
+        assert ours.backward.flop.tolist() == alone.backward.flop.tolist()
+        assert ours.parameters == alone.parameters
+
+
+@pytest.mark.parametrize(("model", "kind"), [(LLAMA, "dense"), (MOE, "moe")])
+def test_a_group_of_one_peaks_as_a_layer_that_runs_again(
+    service: TraceService, model: ModelSpec, kind: LayerKind
+) -> None:
+    """What a group needs is composed of layers that are kept; for one layer it was measured."""
+    some = service.trace(request(model, recompute="full:block:1"))
+    composed, measured = piece_of(some, f"lead.{kind}"), some.pieces[f"again.{kind}"]
+    assert composed.backward_peak_bytes == pytest.approx(measured.backward_peak_bytes, rel=2e-3)
+
+
+def test_narrow_copies_are_kept_of_layers_that_are_kept(service: TraceService) -> None:
+    some = service.trace(request(LLAMA, recompute="full:block:1", precision="fp8"))
+    assert some.pieces["layer.dense"].saved_bytes == piece(service, LLAMA, "dense", "none", precision="fp8").saved_bytes
+    assert some.pieces["again.dense"].saved_bytes == some.boundary_bytes
