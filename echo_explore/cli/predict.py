@@ -27,7 +27,7 @@ Schedule = Annotated[
     typer.Option("--schedule", help="auto, a name of docs/timeline.md, or a CSV file of orders."),
 ]
 Framework = Annotated[
-    str, typer.Option("--framework", help="megatron, fsdp2 (torchtitan), ddp, transformers-fsdp2 or -ddp.")
+    str, typer.Option("--framework", help="megatron, torchtitan, fsdp2, ddp, transformers-fsdp2 or -ddp.")
 ]
 Stack = Annotated[str | None, typer.Option("--stack", help="Name or TOML file of a stack profile.")]
 Fusion = Annotated[str | None, typer.Option("--fusion", help="eager, norm or fused kernels; default: the stack's.")]

@@ -14,9 +14,9 @@ def sharding_buffer_bytes(candidate: Candidate, trace: Trace) -> float:
     are in its trace. Where parameters are gathered and reduced one by one (`sharding.slices`), the next layer and the
     reductions are those of the largest parameter.
 
-    0 unless the stack is on fsdp2 with several replicas.
+    0 unless the stack shards parameters and there are several replicas.
     """
-    if candidate.stack.framework != "fsdp2" or candidate.layout.data_parallel == 1:
+    if not candidate.stack.fully_sharded or candidate.num_replicas == 1:
         return 0.0
     wide = candidate.recipe.precision == "fp32"
     gathered = PARAMETER_BYTES["fp32" if wide else candidate.stack.sharding.gather_dtype]

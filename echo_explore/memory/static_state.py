@@ -96,7 +96,7 @@ def _native_state_bytes(candidate: Candidate) -> StateBytes:
 
     DDP's gradients are views of its buckets only where asked for (torch 2.13, gradient_as_bucket_view = False).
     """
-    sharded = candidate.stack.framework == "fsdp2"
+    sharded = candidate.stack.fully_sharded
     shards = candidate.num_shards
     copies = 1 if sharded or candidate.layout.data_parallel == 1 else 2
     return StateBytes(

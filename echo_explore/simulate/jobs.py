@@ -14,6 +14,7 @@ from echo_explore.timeline import PipelineJob, with_slow_ranks
 JOB_BUILDERS: dict[str, type[JobBuilder] | type[NativeJobBuilder]] = {
     "megatron": JobBuilder,
     "fsdp2": NativeJobBuilder,
+    "torchtitan": NativeJobBuilder,
     "ddp": NativeJobBuilder,
 }
 

@@ -21,7 +21,7 @@ _DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16}
 
 
 class NativeJobBuilder:
-    """Builds the PipelineJob of one candidate whose stack is on fsdp2 or ddp."""
+    """Builds the PipelineJob of one candidate whose stack is on fsdp2, torchtitan or ddp."""
 
     def __init__(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> None:
         self._candidate = candidate
@@ -36,7 +36,7 @@ class NativeJobBuilder:
     def job(self) -> PipelineJob:
         """The job: all ranks are one class."""
         candidate, stack = self._candidate, self._candidate.stack
-        sharded = stack.framework == "fsdp2"
+        sharded = stack.fully_sharded
         shard = -(-self._num_elements // candidate.num_shards)
         kept_s = kept_host_s(self._tensors, self._slices) if self._slices is not None else 0.0
         epilogue = native_epilogue(
@@ -108,7 +108,7 @@ class NativeJobBuilder:
     def _hybrid(self) -> Pricer | None:
         """Prices groups of `num_shards` neighbouring replicas and the groups across them; None where all are one."""
         candidate = self._candidate
-        if candidate.num_shards in (1, candidate.layout.data_parallel):
+        if candidate.num_shards in (1, candidate.num_replicas):
             return None
         # Groups of neighbours and groups across them lie as those of experts do.
         layout = candidate.layout.model_copy(
@@ -160,7 +160,7 @@ class NativeJobBuilder:
     def _slices(self) -> SliceCalls | None:
         candidate, stack = self._candidate, self._candidate.stack
         spec = stack.sharding.slices
-        if stack.framework != "fsdp2" or spec is None or candidate.num_shards == 1:
+        if not stack.fully_sharded or spec is None or candidate.num_shards == 1:
             return None
         wide = candidate.recipe.precision == "fp32"
         return SliceCalls(
@@ -185,7 +185,7 @@ class NativeJobBuilder:
 
     def _sharded_chunk(self) -> ChunkJob:
         candidate, spec = self._candidate, self._candidate.stack.sharding
-        if candidate.layout.data_parallel == 1:
+        if candidate.num_replicas == 1:
             return ChunkJob(forward=self._plain(backward=False), backward=self._plain(backward=True))
         root = Unit(
             elements=sum(p.num_elements for p in self._root_parameters),
@@ -204,7 +204,7 @@ class NativeJobBuilder:
         wide = candidate.recipe.precision == "fp32"
         facts = ShardingFacts(
             num_shards=candidate.num_shards,
-            num_copies=candidate.layout.data_parallel // candidate.num_shards,
+            num_copies=candidate.num_replicas // candidate.num_shards,
             gather_dtype=DType.FP32 if wide else _DTYPES[spec.gather_dtype],
             reduce_dtype=DType.FP32 if wide else _DTYPES[candidate.stack.gradient_dtype],
             flat_parameters=spec.flat_parameters,

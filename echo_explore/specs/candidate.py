@@ -85,14 +85,19 @@ class Candidate:
         return bool(self.recipe.overlap_tensor) and self.layout.tensor_parallel > 1 and self.layout.sequence_parallel
 
     @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same parameters: data- and context-parallel ones."""
+        return self.layout.data_parallel * self.layout.context_parallel
+
+    @property
     def num_shards(self) -> int:
-        """Ranks over which a parameter is sharded: 1 unless the stack is on fsdp2."""
+        """Ranks over which a parameter is sharded: 1 unless the stack shards them."""
         layout = self.layout
-        if self.stack.framework != "fsdp2":
+        if not self.stack.fully_sharded:
             return 1
         return shard_ranks(
             self.stack.sharding,
-            data_parallel=layout.data_parallel,
+            replicas=self.num_replicas,
             tensor_parallel=layout.tensor_parallel,
             gpus_per_host=self.cluster.node.num_gpus,
         )

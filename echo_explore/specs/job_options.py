@@ -15,7 +15,7 @@ from echo_explore.specs.recipe import ScheduleName, TrainingRecipe
 from echo_explore.specs.schedules import read_orders
 
 FRAMEWORKS = {
-    "megatron": "megatron-core", "fsdp2": "torchtitan-fsdp2", "torchtitan": "torchtitan-fsdp2", "ddp": "torch-ddp",
+    "megatron": "megatron-core", "fsdp2": "torch-fsdp2", "torchtitan": "torchtitan-fsdp2", "ddp": "torch-ddp",
 }  # fmt: skip
 """The stack profile that each framework of the command contract means by default."""
 

@@ -1,4 +1,4 @@
-"""Which layouts PyTorch's own parallelism takes: FSDP2 with DTensor's tensor parallelism, and DDP."""
+"""Which layouts PyTorch's own parallelism takes: FSDP2 with DTensor's tensor parallelism, torchtitan, and DDP."""
 
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.specs.layout import ParallelConfig
@@ -28,7 +28,7 @@ def check_native(
         return
     for name, degree in (
         ("pp", layout.pipeline_parallel),
-        ("cp", layout.context_parallel),
+        ("cp", layout.context_parallel if stack.framework != "torchtitan" else 1),
         ("ep", layout.expert_parallel),
         ("etp", layout.expert_tensor_parallel),
         ("tp", layout.tensor_parallel if stack.framework == "ddp" else 1),
@@ -40,17 +40,19 @@ def check_native(
                 f"is not traced for {stack.framework}",
                 f"use {name}=1 or --framework megatron",
             )
+    if stack.framework == "torchtitan":
+        _check_torchtitan(model, layout, recipe)
     if layout.tensor_parallel > 1 and not layout.sequence_parallel:
         raise PlacementError(
-            "layout.sp", 0, "DTensor plans of fsdp2 split the sequence between tensor-parallel layers", "add sp=1"
+            "layout.sp", 0, "DTensor plans split the sequence between tensor-parallel layers", "add sp=1"
         )
     shards = shard_ranks(
         stack.sharding,
-        data_parallel=layout.data_parallel,
+        replicas=layout.data_parallel * layout.context_parallel,
         tensor_parallel=layout.tensor_parallel,
         gpus_per_host=gpus_per_host,
     )
-    if stack.framework == "fsdp2" and layout.data_parallel % shards:
+    if stack.fully_sharded and layout.data_parallel * layout.context_parallel % shards:
         raise PlacementError(
             "layout.dp", layout.data_parallel, f"hybrid sharding needs a multiple of {shards}", "fill whole hosts"
         )
@@ -72,9 +74,54 @@ def check_native(
         rule = f"{stack.framework} has no modules to recompute by name"
         raise SpecError("recompute", recipe.recompute, rule, "use none, selective or full")
     if stack.framework == "ddp" and recipe.recompute == "selective":
-        raise SpecError("recompute", "selective", "is traced for fsdp2 only", "use none or full")
+        raise SpecError("recompute", "selective", "is traced for fsdp2 and torchtitan only", "use none or full")
     for name, value in (("model.moe", model.moe), ("model.mla", model.mla)):
         if value is not None:
             raise SpecError(name, model.name, f"is not traced for {stack.framework}", "use --framework megatron")
     if stack.framework == "ddp" and recipe.precision not in ("fp32", "bf16", "fp16"):
         raise SpecError("precision", recipe.precision, "is not traced for ddp", "use bf16, fp16 or fp32")
+
+
+def _check_torchtitan(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe) -> None:
+    """Refuse what torchtitan's Llama 3 is not (0.2.2, 2026, models/llama3).
+
+    Raises:
+        SpecError: the model, attention or dropout is another.
+        PlacementError: its sequence does not divide.
+    """
+    for name, wrong in differences_from_llama(model, recipe.sequence_length):
+        if wrong:
+            value = getattr(model, name)
+            shown = value if isinstance(value, str | int | float) else model.name
+            raise SpecError(f"model.{name}", shown, "is not torchtitan's Llama 3", "use --framework fsdp2 or megatron")
+    if recipe.precision not in ("fp32", "bf16", "fp16", "fp8"):
+        raise SpecError("precision", recipe.precision, "is not traced for torchtitan", "use bf16 or fp8")
+    if recipe.attention == "unfused":
+        raise SpecError("attention", "unfused", "torchtitan runs a fused kernel", "use flash, or --framework fsdp2")
+    if recipe.dropout:
+        raise SpecError("recipe.dropout", recipe.dropout, "torchtitan's Llama 3 has none", "use 0")
+    parts = layout.tensor_parallel * (2 * layout.context_parallel if layout.context_parallel > 1 else 1)
+    if recipe.sequence_length % parts:
+        raise PlacementError(
+            "sequence_length", recipe.sequence_length, f"torchtitan wants a multiple of {parts}", "change tp or cp"
+        )
+
+
+def differences_from_llama(model: ModelSpec, sequence_length: int) -> tuple[tuple[str, bool], ...]:
+    """Fields of a model, and whether each differs from torchtitan's Llama 3."""
+    return (
+        ("normalization", model.normalization != "rmsnorm"),
+        ("activation", model.activation != "swiglu"),
+        ("position_embedding", model.position_embedding != "rope"),
+        ("linear_bias", model.linear_bias),
+        ("qkv_bias", model.qkv_bias),
+        ("qk_norm", model.qk_norm),
+        ("moe", model.moe is not None),
+        ("mla", model.mla is not None),
+        ("attention_window", 0 < model.attention_window < sequence_length),
+        ("attention_sink", model.attention_sink),
+        ("multi_token_prediction_layers", model.multi_token_prediction_layers > 0),
+        ("tied_embeddings", model.tied_embeddings),
+        ("embedding_norm", model.embedding_norm),
+        ("head_dim", model.head_dim * model.num_attention_heads != model.hidden_size),
+    )

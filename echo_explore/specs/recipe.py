@@ -30,7 +30,7 @@ LoraTargets = Annotated[
 ]
 TrainPrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Precisions = Annotated[tuple[TrainPrecision, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Framework = Literal["megatron", "fsdp2", "ddp"]
+Framework = Literal["megatron", "fsdp2", "torchtitan", "ddp"]
 ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 """How tokens travel to experts: Megatron's own exchanges, or the fused kernels of DeepEP or HybridEP (`flex`)."""
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
@@ -158,7 +158,7 @@ class StackProfile(StrictModel):
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         fp8_scales: when an array is cast to 8 bits its scale is `known` (from steps before, or found by the kernel that
             made it), found by a pass over it for the whole `tensor`, or found for each `row` of each orientation.
-        sharding: how fsdp2 shards; counts for that framework only.
+        sharding: how FSDP2 shards; counts for fsdp2 and torchtitan only.
         buckets: gradient buckets of ddp; counts for that framework only.
         expert_dispatcher, overlap_shared_experts, overlap_expert_exchange: see TrainingRecipe.
         overlap_tensor: precisions in which it overlaps tensor-parallel communication where the recipe is silent.
@@ -223,6 +223,11 @@ class StackProfile(StrictModel):
         if precision == "fp32" or (self.gradient_dtype == "fp16" and precision != "fp16"):
             return "fp32"
         return self.gradient_dtype
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether FSDP2 shards parameters, gradients and optimizer states."""
+        return self.framework in ("fsdp2", "torchtitan")
 
     def resolve(self, recipe: TrainingRecipe) -> TrainingRecipe:
         """The recipe with every None replaced by what this stack does; no targets of adapters where there are none."""

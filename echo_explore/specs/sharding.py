@@ -46,11 +46,11 @@ class ShardingSpec(StrictModel):
     slices: SliceSpec | None = None
 
 
-def shard_ranks(spec: ShardingSpec, *, data_parallel: int, tensor_parallel: int, gpus_per_host: int) -> int:
+def shard_ranks(spec: ShardingSpec, *, replicas: int, tensor_parallel: int, gpus_per_host: int) -> int:
     """Ranks over which fsdp2 shards a parameter."""
     if spec.group == "all":
-        return data_parallel
-    return min(data_parallel, max(1, gpus_per_host // tensor_parallel))
+        return replicas
+    return min(replicas, max(1, gpus_per_host // tensor_parallel))
 
 
 class BucketSpec(StrictModel):

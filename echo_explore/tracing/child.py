@@ -33,13 +33,13 @@ def _trace(request: dict[str, Any]) -> dict[str, Any]:
     from echo_explore.tracing import runtime
 
     prepare_s = runtime.prepare()
-    from echo_explore.tracing import megatron_pieces, native_pieces
+    from echo_explore.tracing import megatron_pieces, native_pieces, torchtitan_pieces
     from echo_explore.tracing.request import request_from_json
 
     started = time.perf_counter()
     wanted = request_from_json(request["request"])
-    trace_pieces = megatron_pieces.trace_pieces if wanted.framework == "megatron" else native_pieces.trace_pieces
-    trace = trace_pieces(wanted, framework_versions())
+    tracers = {"megatron": megatron_pieces.trace_pieces, "torchtitan": torchtitan_pieces.trace_pieces}
+    trace = tracers.get(wanted.framework, native_pieces.trace_pieces)(wanted, framework_versions())
     save_trace(Path(request["path"]), trace)
     return {"key": trace.key, "trace_s": time.perf_counter() - started, "prepare_s": prepare_s}
 

@@ -8,7 +8,7 @@ import contextlib
 import gc
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -157,6 +157,29 @@ def autocast(request: TraceRequest) -> Iterator[None]:
 def _run(recorder: Recorder, model: Transformer, request: TraceRequest) -> list[Span]:
     tokens = torch.zeros(request.sequence_length, request.micro_batch_size, dtype=torch.int64, device="cuda")
     angles = rotary_angles(request)
+
+    def forward() -> torch.Tensor:
+        with autocast(request):
+            loss: torch.Tensor = model(tokens, angles)
+        return loss
+
+    reduced = list(model.parameters()) if request.framework == "fsdp2" else []
+    return run_micro_batches(recorder, forward, reduced)
+
+
+def run_micro_batches(
+    recorder: Recorder, forward: Callable[[], torch.Tensor], reduced: Sequence[torch.Tensor]
+) -> list[Span]:
+    """Run forward and backward of each micro-batch.
+
+    Args:
+        recorder: of the trace.
+        forward: of one micro-batch, to its loss.
+        reduced: parameters whose gradients are reduced, and so freed, after each backward.
+
+    Returns:
+        What rows each forward and backward are.
+    """
     found: list[Span] = []
 
     def span(number: int, *, backward: bool, run: Any) -> Any:
@@ -180,13 +203,11 @@ def _run(recorder: Recorder, model: Transformer, request: TraceRequest) -> list[
     try:
         with torch.autograd.set_multithreading_enabled(False), megatron_shims.recording(recorder):
             for number in range(NUM_MICRO_BATCHES):
-                with autocast(request):
-                    loss = span(number, backward=False, run=lambda: model(tokens, angles))
+                loss = span(number, backward=False, run=forward)
                 span(number, backward=True, run=loss.backward)
                 del loss
-                if request.framework == "fsdp2":  # what is reduced is freed
-                    for parameter in model.parameters():
-                        parameter.grad = None
+                for parameter in reduced:
+                    parameter.grad = None
     finally:
         if collecting:
             gc.enable()

@@ -7,7 +7,7 @@ results, attention, norms and the output layer stay in bf16.
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -45,6 +45,33 @@ READS = {"known": 1.0, "tensor": 2.0, "row": 3.0}
 A scale of the whole array needs a pass before the cast. By rows, one orientation finds the scale and casts while a row
 lies in registers; the other reduces over columns first and reads again.
 """
+
+
+class Casts(Protocol):
+    """What a recorder asks before rows whose arrays a library of narrow types casts."""
+
+    checkpoint_depth: int
+
+    def concerns(self, row: OpRow) -> bool:
+        """Whether the row's operands or elements are narrow."""
+
+    def may_cast(self, row: OpRow) -> bool:
+        """Whether the first operand may still be wide."""
+
+    def must_cast(self, row: OpRow, array: torch.Tensor) -> bool:
+        """Whether `array` is cast before `row`."""
+
+    def cast_row(self, row: OpRow, array: torch.Tensor) -> OpRow:
+        """The row that casts it."""
+
+    def narrow_product(self, row: OpRow) -> None:
+        """Make a product one of narrow operands."""
+
+    def narrow_gather(self, row: OpRow) -> None:
+        """Make a gather one of narrow elements."""
+
+    def forget(self, array: torch.Tensor) -> None:
+        """`array` is freed in the forward and made anew."""
 
 
 @dataclass(slots=True, kw_only=True)

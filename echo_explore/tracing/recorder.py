@@ -17,7 +17,7 @@ from echo_explore.tracing.op_plans import Plan, distinct_bytes, on_gpu, plan_of,
 from echo_explore.tracing.op_rules import DTYPES, shapes_text
 from echo_explore.tracing.oracles import FINDERS, Oracles
 from echo_explore.tracing.provenance import Context, Home, Mark, Provenance
-from echo_explore.tracing.quantise import Quantiser
+from echo_explore.tracing.quantise import Casts
 from echo_explore.tracing.regions import FusedRegions
 from echo_explore.tracing.row_log import RowLog
 
@@ -40,7 +40,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storages: live bytes, who wrote what.
     """
 
-    def __init__(self, axes: Mapping[str, Axis], *, fuse: bool, quantiser: Quantiser | None = None) -> None:
+    def __init__(self, axes: Mapping[str, Axis], *, fuse: bool, quantiser: Casts | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self.micro_batch = -1

@@ -90,7 +90,7 @@ def trace_step(
     recorder = Recorder(axes, fuse=True)
     recorder.oracles = oracles or Oracles()
     with (
-        _meshes(axes),
+        meshes_with_axes(axes),
         replicas(),
         fused_attention(),
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -215,7 +215,7 @@ def _optimizer_phase(recorder: Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _meshes(axes: dict[str, Axis]) -> Iterator[None]:
+def meshes_with_axes(axes: dict[str, Axis]) -> Iterator[None]:
     """Device meshes hold real tensors, so they are made outside of the fake mode; their groups get an axis by name."""
     from torch.distributed import device_mesh
     from torch.distributed.device_mesh import DeviceMesh

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echo_explore.core import TraceError
+from echo_explore.tracing.torchtitan_import import titan
 from echo_explore.tracing.versions import framework_versions
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {"torch": ("2.13", "2.14"), "megatron-core": ("0.16.1",)}
@@ -93,9 +94,13 @@ PATCHED = (
     Patched("torch.distributed.distributed_c10d:gather_object", "a147590828d66983", "fake_cluster"),
     Patched("torch.distributed.distributed_c10d:broadcast_object_list", "8dded86590194276", "fake_cluster"),
     Patched("torch._subclasses.fake_tensor:init_gpu_context", "e6e85bdf66311ef0", "fake_device"),
+    Patched("torchtitan.models.llama3.model.model:apply_rotary_emb", "69874cbc5ac57a4a", "torchtitan_model"),
+    Patched("torchtitan.models.llama3.model.model:FeedForward", "d3a6d344ed21ffc9", "torchtitan_model"),
+    Patched("torchtitan.models.llama3.infra.parallelize:parallelize_llama", "20ff543291f4a468", "torchtitan_model"),
+    Patched("torchtitan.models.llama3.infra.parallelize:apply_fsdp", "aac252bf68dd736d", "torchtitan_model"),
     Patched("torch.amp.grad_scaler:GradScaler._maybe_opt_step", "8a0af39ee5d26cdc", "oracles"),
 )
-"""With torch 2.13.0 and megatron-core 0.16.1."""
+"""With torch 2.13.0, megatron-core 0.16.1 and torchtitan 0.2.2."""
 
 
 def check_versions() -> None:
@@ -122,7 +127,8 @@ def digest_of(target: str) -> str:
         ImportError: its module is gone.
     """
     module, _, path = target.partition(":")
-    value = importlib.import_module(module)
+    library, _, inside = module.partition(".")
+    value = titan(inside) if library == "torchtitan" else importlib.import_module(module)
     for name in path.split("."):
         value = getattr(value, name)
     return hashlib.sha256(inspect.getsource(value).encode()).hexdigest()[:16]

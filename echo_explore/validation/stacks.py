@@ -39,6 +39,7 @@ STACK_RULES = (
     StackRule(framework=r"llm-foundry", stack="llm-foundry-fsdp"),
     StackRule(framework=r"fms-fsdp", stack="fms-fsdp"),
     StackRule(framework=r"torchtitan", extra=r"no compile", stack="torchtitan-eager"),
+    StackRule(framework=r"torchtitan", version=r"^202[45]", gpu=r"H\d", stack="torchtitan-2025-hopper"),
     StackRule(framework=r"torchtitan", stack="torchtitan-fsdp2"),
     StackRule(framework=r"fsdp", reason="no stack profile describes this use of fully sharded data parallelism"),
     StackRule(framework=r"megatron-deepspeed", stack="megatron-deepspeed"),

@@ -50,6 +50,7 @@ STACKS = (
     "megatron-bridge-graphs",
     "nanotron",
     "deepspeed-zero3",
+    *("torch-fsdp2", "torchtitan-2025-hopper"),
     *("torchtitan-fsdp2", "torchtitan-eager", "fms-fsdp", "llm-foundry-fsdp", "llm-foundry-fsdp-hopper", "torch-ddp"),
 )
 CALIBRATIONS = (

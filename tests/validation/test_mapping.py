@@ -152,7 +152,7 @@ def test_current_scaling_reads_arrays_before_the_cast_and_delayed_scaling_does_n
     ("cells", "reason"),
     [
         ({"framework": "megatron-fsdp"}, "Megatron's own fully sharded data parallelism is not traced yet"),
-        ({"framework": "torchtitan", "pp": "2", "dp": "4", "tp": "1"}, "layout.pp = 2: is not traced for fsdp2"),
+        ({"framework": "torchtitan", "pp": "2", "dp": "4", "tp": "1"}, "layout.pp = 2: is not traced for torchtitan"),
         ({"framework": "jax"}, "framework 'jax' has no stack profile"),
         ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
         ({"task": "distillation"}, "task distillation is not represented yet"),
