@@ -129,6 +129,7 @@ class MemorySpec(StrictModel):
     fragmentation_fraction: float = Field(ge=0.0, le=1.0)
 
 
+SplitRule = Literal["none", "first-last-light", "balanced", "balanced-or-last", "remainder-first", "by-compute"]
 Fp8Scales = Literal["known", "tensor", "row"]
 
 
@@ -182,7 +183,7 @@ class StackProfile(StrictModel):
     overlap_p2p: bool
     gradient_accumulation_fusion: bool
     dropout: float = Field(ge=0.0, lt=1.0)
-    layer_split_rule: Literal["none", "first-last-light", "balanced", "remainder-first", "by-compute"] = "none"
+    layer_split_rule: SplitRule = "none"
     cuda_graphs: bool = False
     launch_blocking: bool = False
     host_call_s: Seconds = Field(alias="host_call")

@@ -14,8 +14,10 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
         rule: of the stack, for layers that pp * vpp does not divide: `none` refuses; `balanced` counts embedding and
             loss as a layer each, so the first and the last chunk hold one less where the sum divides (Megatron's
             account_for_embedding_in_pipeline_split); `first-last-light` gives the shortfall to the first and last
-            chunks; `remainder-first` gives the surplus layers to the first chunks. `by-compute` splits always, by
-            matrix sizes of layers and output layer (nanotron), and may leave chunks before the last without a layer.
+            chunks; `balanced-or-last` is `balanced` where that divides, else all chunks hold the same and the last what
+            is left, beside loss and multi-token prediction; `remainder-first` gives the surplus layers to the first
+            chunks. `by-compute` splits always, by matrix sizes of layers and output layer (nanotron), and may leave
+            chunks before the last without a layer.
 
     Raises:
         SpecError: the layers do not divide and there is neither a split nor a rule, or a chunk would be empty.
@@ -48,10 +50,12 @@ def _split(model: ModelSpec, layout: ParallelConfig, rule: str) -> tuple[int, ..
     each, rest = divmod(layers, chunks)
     if rest == 0:
         return (each,) * chunks
-    if rule == "balanced" and chunks > 1 and (layers + 2) % chunks == 0 and (layers + 2) // chunks >= 1:
-        full = (layers + 2) // chunks
+    full, over = divmod(layers + 2, chunks)
+    if rule in ("balanced", "balanced-or-last") and chunks > 1 and over == 0:
         return (full - 1, *([full] * (chunks - 2)), full - 1)
-    if rule in ("balanced", "first-last-light") and chunks > 1:
+    if rule == "balanced-or-last" and (each + 1) * (chunks - 1) <= layers:
+        return (*([each + 1] * (chunks - 1)), layers - (each + 1) * (chunks - 1))
+    if rule in ("balanced", "balanced-or-last", "first-last-light") and chunks > 1:
         return _light_ends(layers, chunks)
     if rule == "remainder-first":
         return tuple(each + (i < rest) for i in range(chunks))

@@ -17,8 +17,16 @@ def split(layers: int, pp: int, vpp: int, rule: str) -> tuple[int, ...]:
 
 
 def test_equal_where_the_layers_divide() -> None:
-    for rule in ("none", "balanced", "first-last-light", "remainder-first"):
+    for rule in ("none", "balanced", "balanced-or-last", "first-last-light", "remainder-first"):
         assert split(96, 12, 2, rule) == (4,) * 24
+
+
+def test_the_last_chunk_holds_what_is_left_beside_loss_and_prediction() -> None:
+    """DeepSeek-V3's 61 layers and Llama 3.1's 126 in recipes of Megatron-Bridge (2025)."""
+    assert split(61, 4, 1, "balanced-or-last") == (16, 16, 16, 13)
+    assert split(61, 8, 1, "balanced-or-last") == (*([8] * 7), 5)
+    assert split(61, 4, 4, "balanced-or-last") == (*([4] * 15), 1)
+    assert split(126, 8, 4, "balanced-or-last") == split(126, 8, 4, "balanced")
 
 
 def test_balanced_counts_embedding_and_loss() -> None:
@@ -70,7 +78,7 @@ def test_an_explicit_split_wins_and_must_add_up() -> None:
     layers=st.integers(1, 128),
     pp=st.integers(2, 64),
     vpp=st.integers(1, 4),
-    rule=st.sampled_from(["balanced", "first-last-light", "remainder-first", "by-compute"]),
+    rule=st.sampled_from(["balanced", "balanced-or-last", "first-last-light", "remainder-first", "by-compute"]),
     vocab=st.integers(1, 300_000),
 )
 def test_every_layer_lies_in_one_chunk(layers: int, pp: int, vpp: int, rule: str, vocab: int) -> None:
