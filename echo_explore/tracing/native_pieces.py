@@ -102,7 +102,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     change: dict[int, float] = {}
     if quantiser is not None and request.recompute == "none":
         change = {layer: size / NUM_MICRO_BATCHES for layer, size in quantiser.saved_change_bytes.items()}
-    cutter = _Cutter(recorder, found, model, ["dense"] * LAYERS_OF_A_KIND, change)
+    cutter = _Cutter(recorder, found, model, ["layer.dense"] * LAYERS_OF_A_KIND, change)
     tokens = request.micro_batch_size * request.sequence_length // request.tensor_parallel
     return Trace(
         key=request.key(versions),
