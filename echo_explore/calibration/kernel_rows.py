@@ -89,13 +89,23 @@ def measured_table(table: KernelTable, device: DeviceSpec) -> MeasuredKernels:
         raise SpecError(f"{table.name}: gpu", ", ".join(sorted(set(table.text("gpu"))))[:80],
                         f"no row is of {device.name}", "give the table of that GPU or another --cluster")  # fmt: skip
     maker = {"gemm": _gemm_rows, "attention": _attention_rows, "elementwise": _stream_rows}[table.kind]
-    rows = [(row, float(time)) for row, time, mine in zip(maker(table), latency, own, strict=True) if mine]
+    both = [cell.strip() == "fwd+bwd" for cell in table.text("pass")]
+    made = zip(maker(table), latency, own, both, strict=True)
+    rows = [(row, float(time)) for row, time, mine, two in made if mine and not two]
+    if not rows:
+        raise SpecError(
+            f"{table.name}: pass", "fwd+bwd", "holds two kernels in one time", "time forward and backward apart"
+        )
+    left_out = (
+        ("of another GPU", own.count(False)),
+        ("of two passes in one time", sum(map(all, zip(own, both, strict=True)))),
+    )
     return MeasuredKernels(
         rows=tuple(row for row, _ in rows),
         time_s=np.array([time for _, time in rows]) * 1e-6,
         measured="isolated",
         source=table.name,
-        num_ignored={"of another GPU": len(own) - len(rows)} if len(rows) < len(own) else {},
+        num_ignored={reason: count for reason, count in left_out if count},
     )
 
 

@@ -87,6 +87,15 @@ def test_attention_and_elementwise_tables(tmp_path: Path) -> None:
     (row,) = measured_table(read_kernel_table(path), DEVICE).rows
     assert row.dims == (1, 8, 8, 4096, 4096, 128, 1, 1024)
     assert row.phase.name == "BACKWARD"
+    head = "gpu,dtype,batch,heads,kv_heads,seq_q,seq_k,head_dim,causal,pass,latency_us\n"
+    two = "H100-SXM5-80GB,bfloat16,1,8,8,4096,4096,128,1,fwd+bwd,300\n"
+    path.write_text(head + two + two.replace("fwd+bwd", "fwd"))
+    measured = measured_table(read_kernel_table(path), DEVICE)
+    assert len(measured.rows) == 1
+    assert measured.num_ignored == {"of two passes in one time": 1}
+    path.write_text(head + two)
+    with pytest.raises(SpecError, match="pass = 'fwd\\+bwd': holds two kernels in one time"):
+        measured_table(read_kernel_table(path), DEVICE)
     path.write_text("gpu,op,rows,cols,latency_us\nH100-SXM5-80GB,rms_norm,4096,8192,30\n")
     (row,) = measured_table(read_kernel_table(path), DEVICE).rows
     assert (row.op_class, row.bytes_read + row.bytes_written) == (OpClass.NORM, 4.0 * 4096 * 8192)
