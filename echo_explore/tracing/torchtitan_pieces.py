@@ -120,7 +120,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
             with train_context(dims):
                 found = run_micro_batches(recorder, step_of(request, dims, model), list(model.parameters()))
     narrow_copies(recorder.rows)
-    cutter = _Cutter(recorder, found, _Renamed(model), ["dense"] * LAYERS_OF_A_KIND, {})
+    cutter = _Cutter(recorder, found, _Renamed(model), ["layer.dense"] * LAYERS_OF_A_KIND, {})
     tokens = request.micro_batch_size * request.sequence_length // world_size
     return Trace(
         key=request.key(versions),
