@@ -17,7 +17,8 @@ help:
 	@echo 'make search    set up if needed, then search the layouts of GPT-3 175B on 96 H800s'
 	@echo '               options: make search ARGS="--address none"; another space: make search SPACE=FILE.toml'
 	@echo 'make test      set up if needed, then check the code and run the tests (12 minutes at most on 2 cores)'
-	@echo 'make test-all  the same with the slow tests'
+	@echo 'make test-all  the same with the slow tests, and why one was left out; the first time it installs torch'
+	@echo '               in its other build (CPU or CUDA) into the cache of the user: 5.4 GB'
 	@echo 'make lint      only the checks: ruff, mypy, import-linter'
 	@echo 'make setup     only set up; another Python: make setup PYTHON=python3.13'
 	@echo 'make dist      wheel and source archive into dist/'
@@ -40,7 +41,7 @@ test: lint
 	@exec $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test-all: lint
-	@exec $(PYTEST) $(PYTEST_ARGS)
+	@exec $(PYTEST) -rs $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

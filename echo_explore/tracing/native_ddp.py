@@ -1,7 +1,8 @@
-"""What DistributedDataParallel of torch 2.13 needs before its real C++ reducer runs on fake tensors.
+"""What DistributedDataParallel of torch 2.13 and 2.14 needs before its real C++ reducer runs on fake tensors.
 
 Its checks and its broadcast of parameters read data; its buckets are rebuilt in the order in which gradients became
-ready, after a first iteration that fills them with data. Here the final buckets are built at once.
+ready, after a first iteration that fills them with data. Here the final buckets are built at once. It counts iterations
+in order to time some of them, which in a CUDA build takes a GPU; only a static graph needs that number.
 
 # Approximation: gradients become ready from the last parameter to the first.
 """
@@ -20,13 +21,16 @@ _NEEDED = ("_verify_param_shape_across_processes", "_sync_module_states", "Distr
 
 
 class _Reducer:
-    """The real reducer, whose buckets stay as they are."""
+    """The real reducer, whose buckets stay as they are and which times nothing."""
 
-    def __init__(self, reducer: Any) -> None:
+    def __init__(self, reducer: Any, *, counts: bool) -> None:
         self._reducer = reducer
+        self._replaced = {"_rebuild_buckets": lambda: False}
+        if not counts:
+            self._replaced["prepare_for_forward"] = lambda: False
 
     def __getattr__(self, name: str) -> Any:
-        return (lambda: False) if name == "_rebuild_buckets" else getattr(self._reducer, name)
+        return self._replaced.get(name) or getattr(self._reducer, name)
 
 
 def final_buckets(tensors: Sequence[Any], limits: Sequence[int], sparse: Sequence[bool], assign: Any) -> Any:
@@ -51,7 +55,7 @@ def replicas() -> Iterator[None]:
     """Let DistributedDataParallel run under the fake cluster.
 
     Raises:
-        TraceError: this torch has other internals.
+        TraceError: this torch has other internals, or a static graph is asked of a CUDA build.
     """
     from torch.nn.parallel import distributed
 
@@ -65,6 +69,12 @@ def replicas() -> Iterator[None]:
     assign = package._compute_bucket_assignment_by_size
 
     def make(self: Any, wrapped: Any, *args: Any, **kwargs: Any) -> None:
+        static = bool(kwargs.get("static_graph", False))
+        if static and torch.version.cuda is not None:
+            raise TraceError(
+                f"torch = {torch.__version__}: a CUDA build times the iterations of DistributedDataParallel with "
+                "static_graph=True on a GPU; fix: leave static_graph out, or install a CPU build of torch"
+            )
         cap_mib = kwargs.get("bucket_cap_mb")
         limits = [package._DEFAULT_FIRST_BUCKET_BYTES if cap_mib is None else int(cap_mib * 2**20)]
         limits.append(int((25 if cap_mib is None else cap_mib) * 2**20))
@@ -77,7 +87,7 @@ def replicas() -> Iterator[None]:
             real[2](self, wrapped, *args, **kwargs)
         finally:
             package._compute_bucket_assignment_by_size = assign
-        object.__setattr__(self, "reducer", _Reducer(self.reducer))
+        object.__setattr__(self, "reducer", _Reducer(self.reducer, counts=static))
         object.__setattr__(self, "logger", types.SimpleNamespace(set_runtime_stats_and_log=lambda: None))
 
     module._verify_param_shape_across_processes = module._sync_module_states = lambda *_, **__: None

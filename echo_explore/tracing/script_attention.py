@@ -15,6 +15,7 @@ import torch
 
 from echo_explore.core import TraceError
 from echo_explore.graph import OpClass
+from echo_explore.tracing import upstream
 from echo_explore.tracing.op_rules import Kernel, Rule, Tensors, attended_pairs, attention_flop
 
 LARGEST_HEAD = 256
@@ -76,14 +77,13 @@ def masks_as_on_a_gpu() -> Iterator[None]:
     It asks the GPU whether a batch is one sequence a row: a wait of the host, whose answer is taken as yes.
 
     Raises:
-        TraceError: this transformers asks in another way than 5.24 did.
+        TraceError: the patch was not written for this version of transformers.
     """
     module: Any = sys.modules.get("transformers.utils.import_utils")
     if module is None:
         yield
         return
-    if not hasattr(module, "is_fake_tensor"):
-        raise TraceError("transformers: utils.import_utils.is_fake_tensor is gone; fix: use transformers 5.24")
+    upstream.check_version("transformers")
     real = module.is_fake_tensor
     module.is_fake_tensor = lambda _: False
     try:

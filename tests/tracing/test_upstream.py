@@ -1,6 +1,7 @@
 """What other libraries' functions looked like when the tracer's patches of them were written."""
 
-import os
+import importlib.metadata
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from echo_explore.core import TraceError
+from echo_explore.tracing import upstream
+from echo_explore.tracing.upstream import Patched
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -15,28 +18,68 @@ ROOT = Path(__file__).parents[2]
 COMPARE = """
 import warnings
 warnings.simplefilter("ignore")
-from echo_explore.tracing.upstream import PATCHED, digest_of
-for patched in PATCHED:
-    try:
-        found = digest_of(patched.target)
-    except (ImportError, AttributeError) as error:
-        found = f"gone: {error}"
-    if found != patched.digest:
-        print(f"{patched.target} is not what echo_explore/tracing/{patched.where}.py was written for ({found}):"
-              " read its source, adapt the patch, then change the digest in tracing/upstream.py")
+import importlib.metadata
+from echo_explore.tracing import upstream
+versions = {p.package: importlib.metadata.version(p.package).partition("+")[0] for p in upstream.patched()}
+upstream.check_versions(versions)
+for known in upstream.of_installed(versions):
+    if message := upstream.moved(known):
+        print(message)
+"""
+ALTERED = f"""
+import inspect, json, operator
+from echo_explore.tracing import upstream
+source, doc, schema = inspect.getsource, upstream._doc, upstream._schema
+inspect.getsource = lambda value: source(value) + "# changed"
+upstream._doc = lambda value: doc(value) + "changed"
+upstream._schema = lambda value: schema(value) and schema(value) + "changed"
+found = {{}}
+print = lambda message: found.setdefault(message.split()[0], message)
+{COMPARE}
+import builtins
+builtins.print(json.dumps(found))
 """
 
 
-def test_patched_functions_are_what_they_were() -> None:
+def run(code: str) -> str:
     """In a process of its own: nothing is patched there."""
-    done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout == "", done.stdout
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout
 
 
-def test_another_source_is_noticed() -> None:
-    changed = COMPARE.replace("digest_of(patched.target)", '"0123456789abcdef"')
-    done = subprocess.run([sys.executable, "-c", changed], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "torch.nn.modules.module:Module._apply is not what echo_explore/tracing/fake_device.py" in done.stdout
+def test_patched_functions_are_what_they_were() -> None:
+    moved = run(COMPARE)
+    assert moved == "", moved
+
+
+@pytest.fixture(scope="module")
+def messages() -> dict[str, str]:
+    """What is said of every function where each is not what it was."""
+    said: dict[str, str] = json.loads(run(ALTERED))
+    return said
+
+
+@pytest.mark.parametrize("target", sorted({known.target for known in upstream.patched()}))
+def test_another_source_is_noticed(messages: dict[str, str], target: str) -> None:
+    known = next(known for known in upstream.patched() if known.target == target)
+    message = messages[target]
+    assert f"of {known.package} is not what echo_explore/tracing/{known.where}.py was written for (version" in message
+    assert "read its source, adapt the patch, then change the digest in upstream.toml" in message
+    assert (ROOT / "echo_explore" / "tracing" / f"{known.where}.py").is_file()
+
+
+def test_a_function_that_is_gone_is_noticed() -> None:
+    gone = Patched(package="torch", version="2.13", target="json:Gone.load", digest="0" * 16, where="fake_device")
+    assert "json:Gone.load of torch is not what" in str(upstream.moved(gone))
+    assert "now gone: module 'json' has no attribute 'Gone'" in str(upstream.moved(gone))
+
+
+def test_every_version_lists_the_same_functions() -> None:
+    listed: dict[tuple[str, str], set[str]] = {}
+    for known in upstream.patched():
+        listed.setdefault((known.package, known.version), set()).add(known.target)
+    assert set(upstream.known_versions("torch")) == {"2.13", "2.14"}
+    assert listed["torch", "2.13"] == listed["torch", "2.14"]
 
 
 @pytest.mark.parametrize(
@@ -48,43 +91,13 @@ def test_another_source_is_noticed() -> None:
     ],
 )
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], message: str) -> None:
-    from echo_explore.tracing import upstream
-
     monkeypatch.setattr(upstream, "framework_versions", lambda: versions)
     with pytest.raises(TraceError, match=message):
         upstream.check_versions()
 
 
-SAME_STAGE = """
-import sys
-from pathlib import Path
-from echo_explore.graph import save_graph
-from echo_explore.tracing import TraceService
-from tests.tracing.models import request
-from tests.tracing.test_folding import rank_request
-with TraceService() as service:
-    whole = rank_request(request(tensor_parallel=2, sequence_parallel=True), rank=4, data_parallel=2)
-    save_graph(Path(sys.argv[1]), service.trace_rank_request(whole))
-"""
-
-
-@pytest.mark.slow
-def test_another_build_of_torch_traces_the_same(tmp_path: Path) -> None:
-    """The Python of an environment with the other build (CPU or CUDA) is named by ECHO_EXPLORE_OTHER_TORCH."""
-    other = os.environ.get("ECHO_EXPLORE_OTHER_TORCH")
-    if not other:
-        pytest.skip("ECHO_EXPLORE_OTHER_TORCH names no Python with the other build of torch")
-    from echo_explore.graph import load_graph
-    from tests.tracing.test_folding import rows_of
-
-    graphs = []
-    for number, python in enumerate((sys.executable, other)):
-        path = tmp_path / f"{number}.npz"
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [python, "-c", SAME_STAGE, str(path)], capture_output=True, text=True, cwd=ROOT, env=environment
-        )
-        assert done.returncode == 0, f"{python}: {done.stderr[-500:]}"
-        graphs.append(load_graph(path))
-    ours, theirs = (rows_of(graph, graph.kind >= 0) for graph in graphs)
-    assert ours == theirs
+def test_an_optional_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "5.31.0+local")
+    message = r"transformers = 5\.31\.0: .* know 5\.24; fix: pip install transformers==5\.24"
+    with pytest.raises(TraceError, match=message):
+        upstream.check_version("transformers")
