@@ -36,7 +36,7 @@ def install(recorders: Recorders) -> None:
         outputs = self.outputs
         discard(self, hook_tensor)
         for recorder in recorders():
-            recorder.discard(outputs)
+            recorder.forget(outputs)
 
     def run_again(self: Any, gradient: Any) -> None:
         context, outputs = self.ctx, self.outputs
@@ -46,7 +46,6 @@ def install(recorders: Recorders) -> None:
             return
         with active[0].inside(self.home):
             recompute(self, gradient)
-            active[0].restore(outputs)
             with torch.no_grad():
                 for output, again in zip(outputs, context.outputs, strict=True):
                     output.data.copy_(again.data)  # what upstream does to storages, which no dispatch mode sees

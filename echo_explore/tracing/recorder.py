@@ -20,6 +20,7 @@ from echo_explore.tracing.provenance import Context, Home, Mark, Provenance
 from echo_explore.tracing.quantise import Casts
 from echo_explore.tracing.regions import FusedRegions
 from echo_explore.tracing.row_log import RowLog
+from echo_explore.tracing.storages import watching_sizes
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,6 +79,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         fake_device.on_host_sync(self._program_waits, self._clock)
         fake_device.on_join(self._stream_waits)
+        self._sizes = watching_sizes(self._resized)
+        self._sizes.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -89,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hook.remove()
         fake_device.remove_listener(self._program_waits, self._clock)
         fake_device.remove_join_listener(self._stream_waits)
+        self._sizes.__exit__(None, None, None)
         super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
 
     def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
@@ -141,19 +145,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._quantiser is not None:
                 self._quantiser.checkpoint_depth -= 1
 
-    def discard(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note that the program freed the storages of tensors that it still holds."""
-        self.flush()
-        for tensor in tensors:
-            self.storages.discard(tensor)
-            if self._quantiser is not None:
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that the program freed the storages of tensors, whose values it will make anew."""
+        if self._quantiser is not None:
+            for tensor in tensors:
                 self._quantiser.forget(tensor)
 
-    def restore(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note that the program allocated them again."""
-        self.flush()
-        for tensor in tensors:
-            self.storages.restore(tensor, len(self.rows))
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        if not self._paused:
+            self.flush()
+            self.storages.resized(storage, len(self.rows))
 
     # -- dispatch -----------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ AXIS_NAMES = {
     Axis.DATA: ("dp", "ddp", "fsdp", "data", "dp_shard", "dp_replicate", "replicate", "shard"),
 }
 """Names of mesh dimensions, and the axis that each means; others, and groups without a mesh, have none."""
+_MAKE = "init_device_mesh"
 
 
 def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> RankTrace:
@@ -221,9 +222,9 @@ def meshes_with_axes(axes: dict[str, Axis]) -> Iterator[None]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils._python_dispatch import _disable_current_modes
 
-    module: Any = device_mesh
-    package: Any = dist
-    make = module.init_device_mesh
+    make: Any = device_mesh.init_device_mesh
+    # Modules of torch, such as FSDP2, that have imported the function by its name.
+    holders = [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get(_MAKE) is make]
 
     def init_device_mesh(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
@@ -249,10 +250,12 @@ def meshes_with_axes(axes: dict[str, Axis]) -> Iterator[None]:
 
     for name, method in real.items():
         setattr(mesh_type, name, outside(method))
-    module.init_device_mesh = package.init_device_mesh = init_device_mesh
+    for holder in holders:
+        setattr(holder, _MAKE, init_device_mesh)
     try:
         yield
     finally:
-        module.init_device_mesh = package.init_device_mesh = make
+        for holder in holders:
+            setattr(holder, _MAKE, make)
         for name, method in real.items():
             setattr(mesh_type, name, method)

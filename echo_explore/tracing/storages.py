@@ -1,7 +1,8 @@
 """Which bytes of which storage are alive, and which row wrote them last."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +62,7 @@ class StorageMap:
         storage = self._storages.pop(key, None)
         if storage is not None:
             self.live_bytes -= storage.counted_bytes
-            if self._fresh.pop(key, None) is None:
-                self.freed_bytes += storage.counted_bytes
+            self.freed_bytes += storage.counted_bytes - self._fresh.pop(key, 0)
 
     def _find(self, tensor: torch.Tensor, row: int | None) -> tuple[int, _Storage, bool]:
         """Key and record of the tensor's storage, and whether it is new; `row` makes it, None: it was there before."""
@@ -102,20 +102,24 @@ class StorageMap:
         self.note(row, before)
         return key
 
-    def discard(self, tensor: torch.Tensor) -> None:
-        """The storage of a tensor is freed, though the tensor is not."""
-        _, storage, _ = self._find(tensor, None)
-        self.live_bytes -= storage.counted_bytes
-        storage.counted_bytes = 0
-
-    def restore(self, tensor: torch.Tensor, row: int) -> None:
-        """Before `row` a discarded storage is allocated again."""
+    def resized(self, untyped: torch.UntypedStorage, row: int) -> None:
+        """Note that before `row` a storage was given another size, as FSDP2 frees and fills what it gathers."""
+        key = untyped._cdata
+        storage = self._storages.get(key)
+        if storage is None or untyped.nbytes() == storage.nbytes:
+            return
         before = self.live_bytes
-        _, storage, _ = self._find(tensor, None)
-        if storage.born >= 0:
-            storage.counted_bytes = storage.nbytes
-            self.live_bytes += storage.nbytes
+        change = untyped.nbytes() - storage.nbytes
+        storage.nbytes += change
+        storage.counted_bytes += change  # of one that was there before recording began: below 0
+        self.live_bytes += change
+        fresh = self._fresh.get(key, 0)
+        if change > 0:
+            self._fresh[key] = fresh + change
             self.note(row, before)
+        else:
+            self._fresh[key] = max(fresh + change, 0)
+            self.freed_bytes += max(-change - fresh, 0)
 
     def note(self, row: int, before: int) -> None:
         """Note the live bytes as they are now, while `row` runs."""
@@ -153,3 +157,21 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
         return start, start + tensor.numel() * size
     last: int = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * size
+
+
+@contextmanager
+def watching_sizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call `resized` after every change of a storage's size, which no dispatch mode sees."""
+    kind: Any = torch.UntypedStorage
+    real = kind.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = real(storage, size)
+        resized(storage)
+        return result
+
+    kind.resize_ = resize
+    try:
+        yield
+    finally:
+        kind.resize_ = real
