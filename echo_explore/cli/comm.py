@@ -24,9 +24,11 @@ def comm_command(
         typer.Option("--ranks-per-node", help="GPUs of the group in a scale-up domain; default: all that fit."),
     ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help=f"Element type: {', '.join(_DTYPES)}.")] = None,
-    algo: Annotated[str | None, typer.Option("--algo", help="Only this algorithm, as NCCL_ALGO does.")] = None,
-    proto: Annotated[str | None, typer.Option("--proto", help="Only this protocol: LL, LL128, Simple.")] = None,
-    library: Annotated[str | None, typer.Option("--library", help="nccl-VERSION, rccl, oneccl.")] = None,
+    algo: Annotated[str | None, typer.Option("--algo", help="Only these algorithms, as NCCL_ALGO does.")] = None,
+    proto: Annotated[str | None, typer.Option("--proto", help="Only these protocols: LL, LL128, Simple.")] = None,
+    library: Annotated[
+        str | None, typer.Option("--library", help="nccl-VERSION, rccl, oneccl, vllm, sglang-VERSION, trtllm.")
+    ] = None,
     calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Write a picture here (SVG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -76,18 +78,18 @@ def _table(kind: Any, ranks: int, points: Any) -> str:
     from echo_explore.comm.bandwidth import bus_bandwidth
 
     names = list(dict.fromkeys(name.partition("/")[0] for p in points for name in p.times_s))
-    lines = [
-        f"{'size':>10s} {'time':>10s} {'chosen':>15s} {'SMs':>4s} {'GB/s':>8s}  " + " ".join(f"{n:>10s}" for n in names)
-    ]
+    wide = max(15, *(len(p.chosen) for p in points))
+    columns = " ".join(f"{n:>10s}" for n in names)
+    lines = [f"{'size':>10s} {'time':>10s} {'chosen':>{wide}s} {'SMs':>4s} {'GB/s':>8s}  {columns}"]
     for p in points:
         cells = []
         for name in names:
             times = [t for option, t in p.times_s.items() if option.partition("/")[0] == name]
             rate = bus_bandwidth(kind, p.message_bytes, min(times), ranks) / 1e9 if times else math.nan
-            cells.append(f"{rate:10.2f}" if times else " " * 10)
+            cells.append((f"{rate:.2f}" if times else "").rjust(max(10, len(name))))
         lines.append(
-            f"{format_bytes(p.message_bytes):>10s} {format_seconds(p.time_s):>10s} {p.chosen:>15s} {p.plan.num_sms:4d} "
-            f"{p.bus_bandwidth_bytes_per_s / 1e9:8.2f}  " + " ".join(cells)
+            f"{format_bytes(p.message_bytes):>10s} {format_seconds(p.time_s):>10s} {p.chosen:>{wide}s} "
+            f"{p.plan.num_sms:4d} {p.bus_bandwidth_bytes_per_s / 1e9:8.2f}  " + " ".join(cells)
         )
     return "\n".join(lines)
 

@@ -19,8 +19,14 @@ from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
 from echo_explore.core import SpecError
 from echo_explore.graph.kinds import Collective, DType
 
-ALGORITHMS: Final = ("ring", "tree", "chain", "collnet", "nvls", "nvls-tree", "pat", "direct")
-"""Names as `forced_choice` takes them; NCCL_ALGO spells them Ring, Tree, CollNet, NVLS, NVLSTree, PAT."""
+NCCL_ALGORITHMS: Final = ("ring", "tree", "chain", "collnet", "nvls", "nvls-tree", "pat", "direct")
+"""NCCL_ALGO spells them Ring, Tree, CollNet, NVLS, NVLSTree, PAT."""
+HALVING_DOUBLING: Final = "halving-doubling"
+OWN_KERNELS: Final = ("one-shot", "two-shot", "in-switch")
+"""Of inference frameworks; see comm/custom.py."""
+OWN_PROTOCOL: Final = "own"
+ALGORITHMS: Final = (*NCCL_ALGORITHMS, HALVING_DOUBLING, *OWN_KERNELS)
+"""Names that can be forced."""
 SWITCH_DTYPES: Final = frozenset(
     {DType.NONE, DType.FP64, DType.FP32, DType.TF32, DType.BF16, DType.FP16, DType.INT64, DType.INT32}
 )
@@ -73,19 +79,56 @@ class Capabilities:
 class ForcedChoice:
     """What NCCL_ALGO and NCCL_PROTO do: leave only these; None leaves all.
 
+    Attributes:
+        algorithm: a name, or several with commas; NCCL's spelling counts too (`Ring,NVLSTree`).
+        protocol: the same.
+        of_a_job: as the variables do to a whole job, where rings of other collectives than all-reduce stay [NCCL 2.18
+            src/graph/tuning.cc, 2023] and chains and direct exchanges know no such choice; else of one collective.
+
     Raises:
         SpecError: a name that is not known.
     """
 
     algorithm: str | None = None
     protocol: str | None = None
+    of_a_job: bool = False
 
     def __post_init__(self) -> None:
         """Check the names."""
-        if self.algorithm is not None and self.algorithm not in ALGORITHMS:
-            raise SpecError("algorithm", self.algorithm, f"must be one of {', '.join(ALGORITHMS)}", "correct the name")
-        if self.protocol is not None and self.protocol not in PROTOCOLS:
-            raise SpecError("protocol", self.protocol, f"must be one of {', '.join(PROTOCOLS)}", "correct the name")
+        for field, value, known in (
+            ("algorithm", self.algorithm, ALGORITHMS),
+            ("protocol", self.protocol, PROTOCOLS),
+        ):
+            found = _named(value, known)
+            if found is not None and len(found) < len(value.split(",")):  # type: ignore[union-attr]
+                raise SpecError(field, value, f"must be one of {', '.join(known)}", "correct the name")
+
+    @property
+    def algorithms(self) -> tuple[str, ...] | None:
+        """Those that are left; None: all."""
+        return _named(self.algorithm, ALGORITHMS)
+
+    def leaves(self, option: "Option", kind: Collective) -> bool:
+        """Whether the option is left for a collective of that kind."""
+        algorithms, protocols = self.algorithms, _named(self.protocol, PROTOCOLS)
+        stays = self.of_a_job and kind not in (Collective.ALL_REDUCE, Collective.BARRIER)
+        if stays and option.algorithm == "direct":
+            return True
+        named = algorithms is None or option.algorithm in algorithms
+        kept = named or (stays and option.algorithm in ("ring", "chain"))
+        return kept and (protocols is None or option.protocol in protocols)
+
+
+def _named(text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
+    """The known names in a list with commas, whatever their case; NVLSTree is nvls-tree; None for None."""
+    if text is None:
+        return None
+    names = {name.lower().replace("-", ""): name for name in known} | {
+        "collnetdirect": "collnet",
+        "collnetchain": "collnet",
+    }
+    asked = (part.strip().lower().replace("-", "") for part in text.split(","))
+    return tuple(names[part] for part in asked if part in names and names[part] in known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +138,7 @@ class Option:
     Attributes:
         believed_s: the tuner's estimate; infinite where the option does not apply.
         even_s: seconds with equal parts, by which a choice is judged: a tuner knows no others; None: as `time`.
+        sigma_log: of the log of its time, where it is not that of the level.
     """
 
     algorithm: str
@@ -102,6 +146,7 @@ class Option:
     time: AlgorithmTime
     believed_s: Floats
     even_s: Floats | None = None
+    sigma_log: float | None = None
 
     @property
     def name(self) -> str:
@@ -123,13 +168,13 @@ class Choice:
     options: tuple[Option, ...]
 
 
-def choose(options: Sequence[Option], forced: ForcedChoice, crosses: npt.NDArray[np.bool_]) -> Choice:
+def choose(options: Sequence[Option], forced: ForcedChoice, crosses: npt.NDArray[np.bool_], kind: Collective) -> Choice:
     """The option with the least believed time among those that are left; `crosses`: which groups span nodes.
 
     Raises:
         SpecError: what is forced does not exist for one of these collectives.
     """
-    left = [o for o in options if forced.algorithm in (None, o.algorithm) and forced.protocol in (None, o.protocol)]
+    left = [option for option in options if forced.leaves(option, kind)]
     believed = np.array([o.believed_s for o in left]) if left else np.full((1, 1), np.inf)
     if not np.isfinite(believed.min(axis=0)).all():
         given = f"{forced.algorithm or 'any algorithm'}/{forced.protocol or 'any protocol'}"

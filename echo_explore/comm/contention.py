@@ -84,11 +84,11 @@ def flow_times(
     return run_flows(table, new_rates(routes.num_flows, len(table.capacity)), size, start)
 
 
-def step_time(network: Network, flows: Flows, *, spread: Spread = "hash", seed: int = 0) -> float:
+def step_time(network: Network, flows: Flows, *, spread: Spread = "hash", seed: int = 0, detour: bool = False) -> float:
     """Seconds of a step in which all flows start together, until the last byte of the last one has arrived."""
     if not flows.num_flows:
         return 0.0
-    routes = route(network, flows.sources, flows.targets, spread=spread, seed=seed)
+    routes = route(network, flows.sources, flows.targets, spread=spread, seed=seed, detour=detour)
     times = flow_times(network, routes, flows.num_bytes)
     return float((times + routes.latency_s(network)).max())
 
@@ -113,6 +113,7 @@ def contended_times(
     spread: Spread = "hash",
     seed: int = 0,
     via_rail: bool = False,
+    detour: bool = False,
 ) -> list[ContendedTime]:
     """What each communicator takes alone and beside the others, by its slowest flow.
 
@@ -127,7 +128,8 @@ def contended_times(
         return []
     joined = join_flows(all_flows)
     start = np.concatenate([np.full(f.num_flows, c.start_s) for f, c in zip(all_flows, communicators, strict=True)])
-    routes = route(network, joined.sources, joined.targets, spread=spread, seed=seed, via_rail=via_rail)
+    ways = {"spread": spread, "seed": seed, "via_rail": via_rail, "detour": detour}
+    routes = route(network, joined.sources, joined.targets, **ways)  # type: ignore[arg-type]
     together = flow_times(network, routes, joined.num_bytes, start_s=start)
     result, first = [], 0
     for flows, communicator in zip(all_flows, communicators, strict=True):

@@ -65,15 +65,26 @@ def custom_all_reduce_s(
 ) -> Floats:
     """Seconds of a framework's all-reduce inside one domain, given those of NCCL: see the formula above."""
     regime, link_bytes_per_s = custom_regime(num_ranks, size, costs), np.asarray(link_bytes_per_s, np.float64)
-    own = np.minimum(regime, 1)
-    launch, rank, efficiency = (np.array(v)[own] for v in (costs.launch_s, costs.rank_s, costs.efficiency))
-    volume = np.where(own == 0, num_ranks - 1, 2 * (num_ranks - 1) / num_ranks)
-    own_s = launch + (num_ranks - 2) * rank + volume * size / (link_bytes_per_s * efficiency)
-    switch_s = costs.switch_launch_s + size / (link_bytes_per_s * costs.switch_efficiency)
-    time_s = np.select([regime == 2, regime == 3], [nccl_s, switch_s], own_s)
+    one, two, switch_s = (
+        own_kernel_s(name, num_ranks, size, link_bytes_per_s, costs) for name in ("one-shot", "two-shot", "in-switch")
+    )
+    time_s = np.select([regime == 0, regime == 1, regime == 2], [one, two, nccl_s], switch_s)
     host_s = costs.eager_s + (num_ranks - 2) * costs.eager_rank_s
     called_s = np.maximum(time_s + size / (link_bytes_per_s * costs.eager_copy_efficiency), host_s)
     return np.where(eager, called_s, time_s)
+
+
+def own_kernel_s(
+    name: str, num_ranks: Floats, size: Floats, link_bytes_per_s: npt.ArrayLike, costs: OneShotCosts
+) -> Floats:
+    """Seconds of one kernel, whichever the framework takes: `one-shot`, `two-shot` or `in-switch`."""
+    rate = np.asarray(link_bytes_per_s, np.float64)
+    if name == "in-switch":
+        return np.asarray(costs.switch_launch_s + size / (rate * costs.switch_efficiency))
+    i = ("one-shot", "two-shot").index(name)
+    volume = num_ranks - 1 if i == 0 else 2 * (num_ranks - 1) / num_ranks
+    own_s = costs.launch_s[i] + (num_ranks - 2) * costs.rank_s[i] + volume * size / (rate * costs.efficiency[i])
+    return np.asarray(own_s)
 
 
 def custom_costs(custom: Mapping[str, OneShotCosts], framework: str, fabric: str) -> OneShotCosts:

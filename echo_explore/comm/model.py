@@ -8,16 +8,29 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.comm.choice import SWITCH_DTYPES, Batch, Choice, ForcedChoice, choose, options_of
+from echo_explore.comm.choice import (
+    HALVING_DOUBLING,
+    OWN_KERNELS,
+    OWN_PROTOCOL,
+    SWITCH_DTYPES,
+    Batch,
+    Choice,
+    ForcedChoice,
+    Option,
+    choose,
+    options_of,
+)
 from echo_explore.comm.coefficient_file import shipped_coefficients, user_coefficients
 from echo_explore.comm.coefficients import SIZE_BANDS_BYTES, CommCoefficients
-from echo_explore.comm.libraries import BASE, library
+from echo_explore.comm.custom import custom_costs
+from echo_explore.comm.libraries import BASE, library, library_of_version
+from echo_explore.comm.named import framework_options, halving_doubling_option, own_plan
 from echo_explore.comm.paths import ClusterLinks, Floats, cluster_links, group_arrays
 from echo_explore.comm.request import CollectiveRequest, CollectiveTime
 from echo_explore.comm.schedule import CollectivePlan, collective_plan
 from echo_explore.core import SpecError
 from echo_explore.graph.kinds import DTYPE_BYTES, Collective, DType
-from echo_explore.specs import ClusterSpec
+from echo_explore.specs import ClusterSpec, StackProfile
 
 _BARRIER_BYTES = 4.0
 """A barrier is an all-reduce of one element [torch 2.13 ProcessGroupNCCL.cpp, 2026-11-30]."""
@@ -48,6 +61,9 @@ class HierarchicalModel:
     _prices: dict[tuple[int, CollectiveRequest], CollectiveTime] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _variants: dict[tuple[str, ForcedChoice], "HierarchicalModel"] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def shipped(cls) -> "HierarchicalModel":
@@ -63,7 +79,7 @@ class HierarchicalModel:
         return {"coefficients": self.coefficients, "forced": self.forced, "library": self.library}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in {**state, "_links": {}, "_prices": {}}.items():
+        for name, value in {**state, "_links": {}, "_prices": {}, "_variants": {}}.items():
             object.__setattr__(self, name, value)
 
     def collective_time(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectiveTime:
@@ -78,12 +94,20 @@ class HierarchicalModel:
         key = (id(links), request)
         found = self._prices.get(key)
         if found is None:
-            time_s = self._choice(request, links).time_s[0] if request.group.num_ranks > 1 else 0.0
-            found = CollectiveTime(time_s=float(time_s), sigma_log=_sigma_log(request, links))
+            found = self._price(request, links)
             if len(self._prices) >= _MOST_PRICES:
                 self._prices.clear()
             self._prices[key] = found
         return found
+
+    def _price(self, request: CollectiveRequest, links: ClusterLinks) -> CollectiveTime:
+        if request.group.num_ranks == 1:
+            return CollectiveTime(time_s=0.0, sigma_log=0.0)
+        choice = self._choice(request, links)
+        own = choice.options[int(choice.index[0])].sigma_log
+        return CollectiveTime(
+            time_s=float(choice.time_s[0]), sigma_log=_sigma_log(request, links) if own is None else own
+        )
 
     def collective_times(
         self,
@@ -109,14 +133,45 @@ class HierarchicalModel:
 
     def choice_of(self, kind: Collective, batch: Batch, links: ClusterLinks) -> Choice:
         """What runs for each collective of a batch, and its time."""
-        able = library(self.library)
-        return choose(options_of(kind, batch, links, able.able), self.forced, batch.groups.crosses)
+        return choose(self._options(kind, batch, links), self.forced, batch.groups.crosses, kind)
+
+    def _options(self, kind: Collective, batch: Batch, links: ClusterLinks) -> list[Option]:
+        """What the library could run, and what is named beside it."""
+        known = library(self.library)
+        options = options_of(kind, batch, links, known.able)
+        if kind == Collective.ALL_REDUCE and known.framework:
+            costs = custom_costs(self.coefficients.custom, known.framework, links.scale_up.key)
+            options = framework_options(options, batch, links, costs)
+        elif own := [name for name in self.forced.algorithms or () if name in OWN_KERNELS]:
+            fix = "give --library vllm, sglang-0.5.11 or trtllm, and all_reduce"
+            raise SpecError("algorithm", own[0], "is an all-reduce of an inference framework", fix)
+        if kind == Collective.ALL_REDUCE and HALVING_DOUBLING in (self.forced.algorithms or ()):
+            options.append(halving_doubling_option(batch, links))
+        return options
+
+    def for_stack(self, stack: StackProfile, cluster: ClusterSpec) -> "HierarchicalModel":
+        """The model of the library version that a stack has on that cluster, under its NCCL_ALGO and NCCL_PROTO.
+
+        Raises:
+            SpecError: a name that is not known.
+        """
+        name = library_of_version(stack.nccl_version, cluster.device.architecture).name
+        forced = ForcedChoice(algorithm=stack.nccl_algo or None, protocol=stack.nccl_proto or None, of_a_job=True)
+        if (name, forced) == (self.library, self.forced):
+            return self
+        if (name, forced) not in self._variants:
+            self._variants[name, forced] = HierarchicalModel(
+                coefficients=self.coefficients, forced=forced, library=name
+            )
+        return self._variants[name, forced]
 
     def plan(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectivePlan:
         """Algorithm, protocol, channels (SMs), chunks and slices of one collective."""
         choice = self._choice(request, self.links_of(cluster))
         option = choice.options[int(choice.index[0])]
         group = request.group
+        if option.protocol == OWN_PROTOCOL:
+            return own_plan(option.algorithm, library(self.library).framework, request.message_bytes)
         return collective_plan(
             option.algorithm,
             option.protocol,
@@ -134,7 +189,7 @@ class HierarchicalModel:
     def algorithm_times(self, request: CollectiveRequest, cluster: ClusterSpec) -> dict[str, float]:
         """Seconds by algorithm and protocol, of those that exist for this collective and group."""
         links = self.links_of(cluster)
-        options = options_of(request.collective, _batch_of(request, links), links, library(self.library).able)
+        options = self._options(request.collective, _batch_of(request, links), links)
         return {o.name: float(o.time.time_s[0]) for o in options if np.isfinite(o.believed_s[0])}
 
     def _choice(self, request: CollectiveRequest, links: ClusterLinks) -> Choice:

@@ -50,6 +50,9 @@ class CollectiveModel(Protocol):
     def collective_time(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectiveTime:
         """Seconds of one collective alone; 0 for one rank."""
 
+    def for_stack(self, stack: StackProfile, cluster: ClusterSpec) -> "CollectiveModel":
+        """The same with the library and the settings of a stack."""
+
     def plan(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectivePlan:
         """Its algorithm, protocol, channels (SMs) and chunks, for a group of two ranks or more."""
 

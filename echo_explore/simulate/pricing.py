@@ -57,7 +57,7 @@ class Pricer:
     ) -> None:
         self._candidate = candidate
         self._compute = compute
-        self._collective = collective
+        self._collective = collective.for_stack(candidate.stack, candidate.cluster)
         self._what_if = what_if
         self._pairing = pairing
         self._shapes: dict[Axis, GroupShape] = {}

@@ -159,6 +159,9 @@ class StackProfile(StrictModel):
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         fp8_scales: when an array is cast to 8 bits its scale is `known` (from steps before, or found by the kernel that
             made it), found by a pass over it for the whole `tensor`, or found for each `row` of each orientation.
+        nccl_version: of the collective library; RCCL on AMD's GPUs.
+        nccl_algo: what NCCL_ALGO leaves of the algorithms, such as `Ring,Tree`; empty: all.
+        nccl_proto: what NCCL_PROTO leaves of LL, LL128 and Simple; empty: all.
         sharding: how FSDP2 shards; counts for fsdp2 and torchtitan only.
         buckets: gradient buckets of ddp; counts for that framework only.
         expert_dispatcher, overlap_shared_experts, overlap_expert_exchange: see TrainingRecipe.
@@ -192,6 +195,8 @@ class StackProfile(StrictModel):
     host_parameter_s: Seconds = Field(default=0.0, alias="host_parameter")
     host_sharded_parameter_s: Seconds = Field(default=0.0, alias="host_sharded_parameter")
     nccl_version: str
+    nccl_algo: str = ""
+    nccl_proto: str = ""
     bucket_elements: int = Field(default=40_000_000, ge=1)
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention_kernel: str = ""

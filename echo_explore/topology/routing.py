@@ -8,6 +8,10 @@ the fewest links. Three ways to spread over equal paths:
   (D-mod-K; Zahavi, "Fat-tree routing and node ordering providing contention free traffic for MPI global collectives",
   JPDC 72 (2012)); shifts of devices do not collide.
 - `spray`: each switch splits evenly over all, as adaptive routing and packet spraying come near to.
+
+With `detour` a flow first goes to the switch of a random host, then on from there (Valiant and Brebner, "Universal
+schemes for parallel communication", STOC 1981; for dragonflies Kim et al., ISCA 2008): twice the load for even traffic,
+and no cable that all flows of a shift share.
 """
 
 from dataclasses import dataclass
@@ -90,6 +94,7 @@ def route(
     spread: Spread = "hash",
     seed: int = 0,
     via_rail: bool = False,
+    detour: bool = False,
 ) -> Routes:
     """Routes between devices.
 
@@ -101,17 +106,23 @@ def route(
         seed: other seeds give other hashes.
         via_rail: a flow to a card of another rail first goes over the scale-up links to the GPU of its host that has
             that rail (NCCL's PXN, "Doubling all2all performance with NCCL 2.12", NVIDIA 2022).
+        detour: flows between hosts go over the switch of a random third one (Valiant), picked anew with each seed.
 
     Raises:
-        SpecError: a device that the network has not; two that no path joins; an unknown `spread`.
+        SpecError: a device that the network has not; two that no path joins; an unknown `spread`; `detour` with
+            `via_rail`, or where the cards of a host hang on several switches.
     """
     start, end = (_device_numbers(network, numbers) for numbers in (sources, targets))
     if start.shape != end.shape:
         raise SpecError("targets", len(end), f"must be as many as sources = {len(start)}", "give one target a source")
     if spread not in SPREADS:
         raise SpecError("spread", spread, "is not a way to spread flows", f"use {', '.join(SPREADS)}")
+    if via_rail and detour:
+        raise SpecError("detour", True, "does not go with via_rail", "give one of them")
     if via_rail:
         return _via_rail(network, start, end, spread, seed)
+    if detour:
+        return _over_third_hosts(network, start, end, spread, seed)
     return _routes(network, start, end, np.arange(len(start)), spread, seed)
 
 
@@ -189,10 +200,57 @@ def _via_rail(network: Network, start: Ints, end: Ints, spread: Spread, seed: in
     direct = (domain[start] == domain[end]) | (middle < 0)
     middle = np.where(direct, start, middle).astype(np.int32)
     flow = np.arange(len(start))
-    first = _routes(network, start, middle, flow, spread, seed)
-    second = _routes(network, middle, end, flow, spread, seed)
+    return _one_after_another(
+        _routes(network, start, middle, flow, spread, seed), _routes(network, middle, end, flow, spread, seed)
+    )
+
+
+def _over_third_hosts(network: Network, start: Ints, end: Ints, spread: Spread, seed: int) -> Routes:
+    """Two legs that meet at the switch of a third host, without the links inside that host."""
+    host, domain = network.host[network.devices], network.domain[network.devices]
+    _check_one_switch_a_host(network)
+    middle = np.random.default_rng(seed).integers(network.num_devices, size=len(start))
+    direct = (domain[start] == domain[end]) | (host[middle] == host[start]) | (host[middle] == host[end])
+    middle = np.where(direct, start, middle).astype(np.int32)
+    flow = np.arange(len(start))
+    first = _without_host(network, _routes(network, start, middle, flow, spread, seed), host[middle], ~direct)
+    second = _without_host(network, _routes(network, middle, end, flow, spread, seed + 1), host[middle], ~direct)
+    return _one_after_another(first, second)
+
+
+def _check_one_switch_a_host(network: Network) -> None:
+    """Every host reaches the network through one switch."""
+    is_switch = network.vertex_kind == VertexKind.SWITCH
+    up = is_switch[network.target] & ~is_switch[network.source]
+    host, switch = network.host[network.source[up]], network.target[up]
+    order = np.lexsort((switch, host))
+    host, switch = host[order], switch[order]
+    several = np.flatnonzero((host[1:] == host[:-1]) & (switch[1:] != switch[:-1]))
+    if len(several):
+        rule = "the cards of a host hang on several switches, so that it has no switch to go over"
+        raise SpecError("detour", f"host {host[several[0]]}", rule, "use a dragonfly, torus or mesh, or leave it out")
+
+
+def _without_host(network: Network, routes: Routes, host: Ints, where: npt.NDArray[np.bool_]) -> Routes:
+    """Routes less their links that touch a vertex of `host`, by flow; only the flows in `where`."""
+    flow = np.repeat(np.arange(routes.num_flows), np.diff(routes.offsets))
+    ends = (network.host[network.source[routes.links]], network.host[network.target[routes.links]])
+    inside = (ends[0] == host[flow]) | (ends[1] == host[flow])
+    keep = ~(inside & where[flow])
+    dropped = np.bincount(flow[~keep], weights=routes.shares[~keep], minlength=routes.num_flows)
+    kept = np.bincount(flow[keep], minlength=routes.num_flows)
+    return Routes(
+        offsets=np.concatenate([[0], np.cumsum(kept)]).astype(np.int64),
+        links=routes.links[keep],
+        shares=routes.shares[keep],
+        num_links=(routes.num_links - np.rint(dropped)).astype(np.int32),
+    )
+
+
+def _one_after_another(first: Routes, second: Routes) -> Routes:
+    """Each flow over its route in `first`, then over that in `second`."""
     both = first.joined(second)
-    num_flows = len(start)
+    num_flows = first.num_flows
     order = np.arange(2 * num_flows).reshape(2, num_flows).T.reshape(-1)
     lengths = np.diff(both.offsets)[order]
     starts = both.offsets[:-1][order]

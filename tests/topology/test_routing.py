@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_explore.comm.contention import step_time
+from echo_explore.comm.patterns import flows_between
 from echo_explore.core import SpecError
 from echo_explore.specs import load_cluster
 from echo_explore.topology import Network, VertexKind, cluster_network
@@ -106,6 +108,52 @@ def test_flows_to_another_rail_go_by_the_gpu_of_that_rail() -> None:
     assert names[:2] == ["gpu/0 -> scale-up/0", "scale-up/0 -> gpu/3"]
     both = route(network, [0, 3, 5], [11, 11, 6], via_rail=True)
     assert [len(both.of(i)) for i in range(3)] == [8, 6, 2]
+
+
+DRAGONFLY = network_of(topology="dragonfly", nodes_per_leaf=2, leaves_per_pod=4)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_detour_is_a_walk_over_the_switch_of_a_third_host(spread: Spread) -> None:
+    sources, targets = np.arange(128), (np.arange(128) + 64) % 128
+    routes = route(DRAGONFLY, sources, targets, spread=spread, detour=True)
+    switch = DRAGONFLY.vertex_kind == VertexKind.SWITCH
+    for i in range(128):
+        links = routes.of(i)
+        flow = np.zeros(DRAGONFLY.num_vertices)
+        shares = routes.shares[routes.offsets[i] : routes.offsets[i + 1]]
+        np.add.at(flow, DRAGONFLY.source[links], shares)
+        np.add.at(flow, DRAGONFLY.target[links], -shares)
+        assert flow[DRAGONFLY.devices[[sources[i], targets[i]]]] == pytest.approx([1.0, -1.0])
+        flow[DRAGONFLY.devices[[sources[i], targets[i]]]] = 0.0
+        assert np.abs(flow).max() < 1e-9
+        own = {int(DRAGONFLY.host[DRAGONFLY.devices[d]]) for d in (sources[i], targets[i])}
+        ends = np.r_[DRAGONFLY.source[links], DRAGONFLY.target[links]]
+        assert set(DRAGONFLY.host[ends[~switch[ends]]]) == own
+    plain = route(DRAGONFLY, sources, targets, spread=spread)
+    assert routes.num_switches(DRAGONFLY).mean() > plain.num_switches(DRAGONFLY).mean()
+    assert (route(DRAGONFLY, [0, 5], [3, 5], detour=True).num_links == route(DRAGONFLY, [0, 5], [3, 5]).num_links).all()
+
+
+def test_detours_spread_a_shift_of_groups_and_cost_neighbours() -> None:
+    # Kim et al. (ISCA 2008), section 4: minimal routes put all that one group sends to the next on one cable.
+    changes = {"topology": "dragonfly", "nodes_per_leaf": 1, "leaves_per_pod": 2}
+    groups = cluster_network(BASE.model_copy(update={"fabric": BASE.fabric.model_copy(update=changes)}), 32)
+    devices = np.arange(groups.num_devices)
+    next_group, next_router = (devices + 16) % len(devices), devices ^ 8
+
+    def seconds(targets: np.ndarray, *, detour: bool) -> float:
+        return step_time(groups, flows_between(devices, targets, 1e6), detour=detour)
+
+    assert seconds(next_group, detour=True) < 0.5 * seconds(next_group, detour=False)
+    assert seconds(next_router, detour=True) > seconds(next_router, detour=False)
+
+
+def test_detours_are_refused_where_there_is_no_switch_to_go_over() -> None:
+    with pytest.raises(SpecError, match=r"detour = 'host 0': the cards of a host hang on several switches"):
+        route(NETWORKS[0], [0], [64], detour=True)
+    with pytest.raises(SpecError, match=r"detour = True: does not go with via_rail"):
+        route(DRAGONFLY, [0], [64], detour=True, via_rail=True)
 
 
 def test_wrong_devices_are_refused() -> None:
