@@ -138,8 +138,7 @@ def add_dragonfly(
 
     With D bytes per second of cards under a router, a routers a group and g groups, a cable in a group carries 2 D / a,
     one between groups a D / g, both over the oversubscription: enough for uniform traffic (Kim et al., "Technology-
-    driven, highly-scalable dragonfly topology", ISCA 2008, whose balance is a = 2 p = 2 h). Shortest paths only: no
-    detours over a third group.
+    driven, highly-scalable dragonfly topology", ISCA 2008, whose balance is a = 2 p = 2 h). Detours: `routing.route`.
     """
     check_at_least("nodes_per_router", nodes_per_router, 1)
     check_at_least("routers_per_group", routers_per_group, 1)

@@ -209,9 +209,9 @@ def _over_third_hosts(network: Network, start: Ints, end: Ints, spread: Spread, 
     """Two legs that meet at the switch of a third host, without the links inside that host."""
     host, domain = network.host[network.devices], network.domain[network.devices]
     _check_one_switch_a_host(network)
-    middle = np.random.default_rng(seed).integers(network.num_devices, size=len(start))
+    middle: Ints = np.random.default_rng(seed).integers(network.num_devices, size=len(start), dtype=np.int32)
     direct = (domain[start] == domain[end]) | (host[middle] == host[start]) | (host[middle] == host[end])
-    middle = np.where(direct, start, middle).astype(np.int32)
+    middle = np.where(direct, start, middle)
     flow = np.arange(len(start))
     first = _without_host(network, _routes(network, start, middle, flow, spread, seed), host[middle], ~direct)
     second = _without_host(network, _routes(network, middle, end, flow, spread, seed + 1), host[middle], ~direct)

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ def test_a_log_of_several_hosts(tmp_path: Path) -> None:
     assert {(r.collective, r.dtype, r.num_ranks, r.num_hosts) for r in rows} == {("all_reduce", "float", 16, 2)}
     assert rows[0].size_bytes == 1024
     assert rows[0].time_s == rows[0].in_place_s == pytest.approx(10.01e-6)
+
+
+def test_threads_of_one_process_are_ranks(tmp_path: Path) -> None:
+    text = re.sub(r"Pid \d+", "Pid 4242", log_text(lambda s: 10 + s / 1e5)).replace(
+        "nThread 1 nGpus 1", "nThread 8 nGpus 1"
+    )
+    rows = read_nccl_log(written(tmp_path, text))
+    assert {(r.num_ranks, r.num_hosts) for r in rows} == {(8, 1)}
 
 
 def test_lines_in_between_are_passed_over(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,12 @@ def test_logs_of_other_machines_are_refused(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, per_host=1))
     with pytest.raises(SpecError, match="none is of all_reduce"):
         calibrate_links(rows, H100, shipped_coefficients())
+
+
+def test_in_place_times_are_taken_where_they_are_asked_for(tmp_path: Path) -> None:
+    rows = [replace(row, in_place_s=None) for row in rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5))]
+    with pytest.raises(SpecError, match="none is of all_reduce"):
+        calibrate_links(rows, H100, shipped_coefficients(), in_place=True)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,18 @@ def test_an_algorithm_can_be_forced_and_plotted(cli: Cli) -> None:
     assert text.count("<polyline") == 5  # chosen, three protocols of rings, the switch
 
 
+def test_models_beside_nccls_are_named(cli: Cli) -> None:
+    vllm = json.loads(cli(*COMM, "--library", "vllm-0.19", "--json").out)["points"]
+    assert [vllm[i]["chosen"] for i in (0, 11, -1)] == ["one-shot/own", "in-switch/own", "nvls/Simple"]
+    forced = cli(*COMM, "--library", "trtllm", "--algo", "two-shot").out.splitlines()[2:]
+    assert all("two-shot/own" in line for line in forced)
+    halving = cli(*COMM, "--algo", "halving-doubling").out.splitlines()
+    assert all("halving-doubling/Simple" in line for line in halving[2:])
+    assert len({len(line) for line in halving[1:]}) == 1
+    rccl = cli("comm", "--cluster", "mi300x-roce", *COMM[3:], "--library", "rccl", "--algo", "Ring,Tree")
+    assert all("ring/" in line for line in rccl.out.splitlines()[2:])
+
+
 def test_comm_refuses_in_one_line(cli: Cli) -> None:
     def refused(**changes: str) -> str:
         options = dict(zip(COMM[1::2], COMM[2::2], strict=True)) | {f"--{k}": v for k, v in changes.items()}
@@ -51,6 +63,11 @@ def test_comm_refuses_in_one_line(cli: Cli) -> None:
     assert "does not exist for this collective" in refused(algo="tree")
     assert "library = 'mpi'" in refused(library="mpi")
     assert "dtype = 'fp7'" in refused(dtype="fp7")
+    assert "algorithm = 'ring,star'" in refused(algo="ring,star")
+    assert "algorithm = 'one-shot': is an all-reduce of an inference framework; fix: give --library" in refused(
+        algo="one-shot"
+    )
+    assert "'halving-doubling/any protocol': does not exist" in refused(algo="halving-doubling", ranks="6")
 
 
 def test_a_calibration_of_logs_is_used(cli: Cli) -> None:
@@ -69,6 +86,11 @@ def test_a_calibration_of_logs_is_used(cli: Cli) -> None:
 def _failed(cli: Cli) -> str:
     (cli.folder / "bad.log").write_text("node0: Test NCCL failure common.cu:958\n")
     return cli.refuses("calibrate", "nccl-tests", "bad.log", "--cluster", "h100-ndr")
+
+
+def test_a_log_without_a_table_is_named(cli: Cli) -> None:
+    (cli.folder / "empty.log").write_text("node0: NCCL INFO Bootstrap : Using eth0\n")
+    assert "holds no table" in cli.refuses("calibrate", "nccl-tests", "empty.log", "--cluster", "h100-ndr")
 
 
 def test_measured_collectives_are_scored(cli: Cli) -> None:
