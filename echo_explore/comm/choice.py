@@ -139,6 +139,7 @@ class Option:
         believed_s: the tuner's estimate; infinite where the option does not apply.
         even_s: seconds with equal parts, by which a choice is judged: a tuner knows no others; None: as `time`.
         sigma_log: of the log of its time, where it is not that of the level.
+        max_blocks: most thread blocks of a framework's kernel.
     """
 
     algorithm: str
@@ -147,6 +148,7 @@ class Option:
     believed_s: Floats
     even_s: Floats | None = None
     sigma_log: float | None = None
+    max_blocks: int = 1
 
     @property
     def name(self) -> str:

@@ -137,11 +137,11 @@ class HierarchicalModel:
 
     def _options(self, kind: Collective, batch: Batch, links: ClusterLinks) -> list[Option]:
         """What the library could run, and what is named beside it."""
-        known = library(self.library)
-        options = options_of(kind, batch, links, known.able)
-        if kind == Collective.ALL_REDUCE and known.framework:
-            costs = custom_costs(self.coefficients.custom, known.framework, links.scale_up.key)
-            options = framework_options(options, batch, links, costs)
+        able = library(self.library)
+        options = options_of(kind, batch, links, able.able)
+        if kind == Collective.ALL_REDUCE and able.framework:
+            costs = custom_costs(self.coefficients.custom, able.framework, links.scale_up.key)
+            options = framework_options(options, batch, links, costs, able.framework)
         elif own := [name for name in self.forced.algorithms or () if name in OWN_KERNELS]:
             fix = "give --library vllm, sglang-0.5.11 or trtllm, and all_reduce"
             raise SpecError("algorithm", own[0], "is an all-reduce of an inference framework", fix)
@@ -157,8 +157,6 @@ class HierarchicalModel:
         """
         name = library_of_version(stack.nccl_version, cluster.device.architecture).name
         forced = ForcedChoice(algorithm=stack.nccl_algo or None, protocol=stack.nccl_proto or None, of_a_job=True)
-        if (name, forced) == (self.library, self.forced):
-            return self
         if (name, forced) not in self._variants:
             self._variants[name, forced] = HierarchicalModel(
                 coefficients=self.coefficients, forced=forced, library=name
@@ -171,7 +169,7 @@ class HierarchicalModel:
         option = choice.options[int(choice.index[0])]
         group = request.group
         if option.protocol == OWN_PROTOCOL:
-            return own_plan(option.algorithm, library(self.library).framework, request.message_bytes)
+            return own_plan(option, request.message_bytes)
         return collective_plan(
             option.algorithm,
             option.protocol,

@@ -30,7 +30,9 @@ OWN_THREADS: Final = 512
 """Of a block, each of which moves 16 bytes at a time [the same]."""
 
 
-def framework_options(options: list[Option], batch: Batch, links: ClusterLinks, costs: OneShotCosts) -> list[Option]:
+def framework_options(
+    options: list[Option], batch: Batch, links: ClusterLinks, costs: OneShotCosts, framework: str
+) -> list[Option]:
     """NCCL's options of an all-reduce and the framework's kernels; what the framework takes has the least belief."""
     groups = batch.groups
     regime = np.where(groups.crosses, _NCCL_REGIME, custom_regime(groups.num_ranks, batch.size, costs))
@@ -53,7 +55,14 @@ def framework_options(options: list[Option], batch: Batch, links: ClusterLinks, 
         time_s = own_kernel_s(name, groups.num_ranks, batch.size, links.scale_up_bytes_per_s, costs)
         time = AlgorithmTime(latency_s=np.zeros_like(time_s), stream_s=time_s)
         result.append(
-            Option(algorithm=name, protocol=OWN_PROTOCOL, time=time, believed_s=believed, sigma_log=costs.sigma_log)
+            Option(
+                algorithm=name,
+                protocol=OWN_PROTOCOL,
+                time=time,
+                believed_s=believed,
+                sigma_log=costs.sigma_log,
+                max_blocks=OWN_BLOCKS[framework],
+            )
         )
     return result
 
@@ -117,12 +126,12 @@ def _power_of_two(count: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(np.exp2(np.rint(np.log2(count))) == count)
 
 
-def own_plan(algorithm: str, framework: str, message_bytes: float) -> CollectivePlan:
+def own_plan(option: Option, message_bytes: float) -> CollectivePlan:
     """How a framework's kernel runs: thread blocks that each take an SM, and what one of them moves."""
-    blocks = max(1, min(OWN_BLOCKS[framework], math.ceil(message_bytes / (16 * OWN_THREADS))))
+    blocks = max(1, min(option.max_blocks, math.ceil(message_bytes / (16 * OWN_THREADS))))
     chunk = max(1.0, message_bytes / blocks)
     return CollectivePlan(
-        algorithm=algorithm,
+        algorithm=option.algorithm,
         protocol=OWN_PROTOCOL,
         num_channels=blocks,
         num_threads=OWN_THREADS,
