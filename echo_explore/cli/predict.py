@@ -217,8 +217,9 @@ def _predict(
 def _check_writable(timeline: Path | None) -> None:
     if timeline is None:
         return
-    if not timeline.name.endswith((".json", ".json.gz")):
-        raise SpecError("timeline", str(timeline), "must end in .json or .json.gz", f"write {timeline.stem}.json")
+    from echo_explore.timeline import check_ending
+
+    check_ending(timeline)
     if timeline.exists():
         raise SpecError(
             "timeline", str(timeline), "exists, and nothing is overwritten", "give another file or delete it"

@@ -35,6 +35,11 @@ def number_field(number: int, value: int) -> bytes:
     return varint(number << 3 | VARINT) + varint(value) if value else b""
 
 
+def signed_field(number: int, value: int) -> bytes:
+    """A field of type int64, also where it is 0 (a member of a oneof)."""
+    return varint(number << 3 | VARINT) + varint(value)
+
+
 def bytes_field(number: int, value: bytes) -> bytes:
     """A field of type string, bytes or message."""
     return varint(number << 3 | LENGTH) + varint(len(value)) + value
@@ -43,6 +48,11 @@ def bytes_field(number: int, value: bytes) -> bytes:
 def double_field(number: int, value: float) -> bytes:
     """A field of type double, also where it is 0 (a member of a oneof)."""
     return varint(number << 3 | FIXED64) + struct.pack("<d", value)
+
+
+def fixed64_field(number: int, value: int) -> bytes:
+    """A field of type fixed64, also where it is 0."""
+    return varint(number << 3 | FIXED64) + struct.pack("<Q", value)
 
 
 def packed_field(number: int, values: list[int]) -> bytes:

@@ -141,7 +141,7 @@ def predict_trace(
         record_spans=timeline is not None,
     )
     if timeline is not None:
-        write_perfetto(timeline, step)
+        warnings += write_perfetto(timeline, step).warnings
     end = time.perf_counter()
     return _summary(
         trace, cluster, stack, simulator, step, label,

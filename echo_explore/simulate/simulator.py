@@ -113,11 +113,13 @@ class Simulator:
             raise SpecError(
                 "what-if", str(options.what_if.factors), "leaves no cause that takes time", "keep one above 0"
             )
+        written = None
         if timeline is not None:
-            write_perfetto(timeline, step, saved_bytes=saved_bytes(candidate, trace))
+            written = write_perfetto(timeline, step, saved_bytes=saved_bytes(candidate, trace))
         end = time.perf_counter()
         elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
         warnings = (*pricer.extrapolated, *length_warnings(candidate), *memory_warnings(memory))
+        warnings += written.warnings if written else ()
         return self._summary(candidate, trace, job, step, memory, options, elapsed, warnings)
 
     def _check_calibrated(self, candidate: Candidate) -> None:

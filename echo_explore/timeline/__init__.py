@@ -14,7 +14,7 @@ from echo_explore.timeline.job import (
     StageJob,
 )
 from echo_explore.timeline.perfect import perfectly_overlapped
-from echo_explore.timeline.perfetto import write_perfetto
+from echo_explore.timeline.perfetto import TraceFile, check_ending, write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
 from echo_explore.timeline.schedules import schedule_order
 from echo_explore.timeline.slow_ranks import with_slow_ranks
@@ -39,7 +39,9 @@ __all__ = [
     "StageJob",
     "StepExplanation",
     "StepTimeline",
+    "TraceFile",
     "cheap_bound",
+    "check_ending",
     "perfectly_overlapped",
     "schedule_order",
     "simulate_step",

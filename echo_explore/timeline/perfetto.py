@@ -1,4 +1,4 @@
-"""Timelines as Chrome trace JSON, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""Timelines as trace files that Perfetto (https://ui.perfetto.dev) opens: Chrome trace JSON, or Perfetto's own format.
 
 References:
     Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (JSON object
@@ -7,18 +7,24 @@ References:
 
 import gzip
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from echo_explore.core import SpecError
 from echo_explore.core.files import write_atomic
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.perfetto_links import SavedBytes, counter_events, flow_events, microseconds
+from echo_explore.timeline.perfetto_proto import proto_pieces
 from echo_explore.timeline.spans import Span
 from echo_explore.timeline.step import StepTimeline
 
-MAX_EVENTS = 100_000
-"""Above that rows of kernels are left out, shortest last: at about 170 bytes an event the file stays below 20 MB."""
+MAX_BYTES: Final = 500_000_000
+"""Above that ops are left out, shortest kernels first."""
+TRACE_ENDINGS: Final = (".json", ".json.gz", ".pftrace", ".perfetto-trace")
+_LEAST_EVENT_BYTES = 60
+"""Less than any op takes in any format: what can't fit is not even tried."""
 
 _THREADS = {
     Stream.COMPUTE: "compute",
@@ -33,20 +39,49 @@ _THREADS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """A written trace.
+
+    Attributes:
+        path: absolute.
+        num_spans: ops of the timeline.
+        num_spans_left_out: of these, so that the file stays below its limit.
+    """
+
+    path: Path
+    num_spans: int
+    num_spans_left_out: int
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line where something was left out."""
+        if not self.num_spans_left_out:
+            return ()
+        which = f"{self.num_spans_left_out:,} of {self.num_spans:,} ops, the shortest,"
+        return (f"timeline: {which} are left out so that the file stays below {MAX_BYTES / 1e6:.0f} MB",)
+
+
 def write_perfetto(
-    path: str | Path, timeline: StepTimeline, *, title: str = "", saved_bytes: SavedBytes | None = None
-) -> Path:
-    """The absolute path of a trace file of the spans of `timeline`, written to a temporary name and renamed.
+    path: str | Path,
+    timeline: StepTimeline,
+    *,
+    title: str = "",
+    saved_bytes: SavedBytes | None = None,
+    max_bytes: float = MAX_BYTES,
+) -> TraceFile:
+    """A trace file of the spans of `timeline`, written to a temporary name and renamed.
 
     One process a rank class, one thread a stream. All forwards, backwards and transfers are there; the kernels inside
     only for the first forward and backward of every chunk and for those that run beside data-parallel traffic; the
     metadata says so.
 
     Args:
-        path: ends in `.json` or `.json.gz`.
+        path: ends in one of TRACE_ENDINGS.
         timeline: simulated with `record_spans`.
         title: what it shows, for the metadata.
         saved_bytes: activations that a forward keeps, by stage and chunk, for the counter of memory.
+        max_bytes: of the trace before compression.
 
     Raises:
         SpecError: no spans, another ending, or a path that cannot be written.
@@ -54,27 +89,48 @@ def write_perfetto(
     target = Path(path).absolute()
     if not timeline.spans:
         raise SpecError("spans", "none", "a trace needs the spans of the timeline", "simulate with record_spans=True")
-    if not target.name.endswith((".json", ".json.gz")):
-        raise SpecError("timeline", target.name, "must end in .json or .json.gz", f"write {target.stem}.json")
-    trace = trace_object(timeline, title=title, saved_bytes=saved_bytes)
-    data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
+    check_ending(target)
+    kept = most_important(timeline.spans, int(max_bytes / _LEAST_EVENT_BYTES))
+    data = _encoded(target, trace_object(timeline, kept, title=title, saved_bytes=saved_bytes))
+    while len(data) > max_bytes and kept:
+        kept = most_important(kept, int(0.95 * len(kept) * max_bytes / len(data)))
+        data = _encoded(target, trace_object(timeline, kept, title=title, saved_bytes=saved_bytes))
     try:
         write_atomic(target, gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
     except OSError as error:
         raise SpecError(
             "timeline", str(target), f"cannot be written ({error.strerror})", "name a folder you may write"
         ) from error
-    return target
+    num_spans = len(timeline.spans)
+    return TraceFile(path=target, num_spans=num_spans, num_spans_left_out=num_spans - len(kept))
 
 
-def trace_object(timeline: StepTimeline, *, title: str = "", saved_bytes: SavedBytes | None = None) -> dict[str, Any]:
-    """The trace as a JSON value: `traceEvents`, and what it leaves out in `otherData`."""
-    spans = timeline.spans
-    left_out = 0
-    if len(spans) > MAX_EVENTS:
-        kept = sorted(range(len(spans)), key=lambda i: (_is_detail(spans[i]), spans[i].start_s - spans[i].end_s))
-        left_out = len(spans) - MAX_EVENTS
-        spans = tuple(spans[i] for i in sorted(kept[:MAX_EVENTS]))
+def check_ending(path: Path) -> None:
+    """Refuse a file whose ending names no format.
+
+    Raises:
+        SpecError: another ending.
+    """
+    if not path.name.endswith(TRACE_ENDINGS):
+        rule = f"must end in {', '.join(TRACE_ENDINGS[:-1])} or {TRACE_ENDINGS[-1]}"
+        raise SpecError("timeline", str(path), rule, f"write {path.stem}.json")
+
+
+def _encoded(path: Path, trace: dict[str, Any]) -> bytes:
+    if path.name.endswith((".json", ".json.gz")):
+        return json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
+    return b"".join(proto_pieces(trace["traceEvents"], trace["otherData"]))
+
+
+def trace_object(
+    timeline: StepTimeline,
+    spans: Sequence[Span] | None = None,
+    *,
+    title: str = "",
+    saved_bytes: SavedBytes | None = None,
+) -> dict[str, Any]:
+    """The trace as a JSON value: `traceEvents` of `spans` (default: all), and what it leaves out in `otherData`."""
+    spans = timeline.spans if spans is None else spans
     return {
         "traceEvents": [
             *_names(timeline),
@@ -90,9 +146,17 @@ def trace_object(timeline: StepTimeline, *, title: str = "", saved_bytes: SavedB
             "num_rank_classes": timeline.num_rank_classes,
             "detail": "all forwards, backwards and transfers; kernels of the first forward and backward of every chunk "
             "and of those beside data-parallel traffic",
-            "num_spans_left_out": left_out,
+            "num_spans_left_out": len(timeline.spans) - len(spans),
         },
     }
+
+
+def most_important(spans: Sequence[Span], limit: int) -> Sequence[Span]:
+    """At most `limit` spans, in their order: passes and transfers before kernels, long before short."""
+    if len(spans) <= limit:
+        return spans
+    ranked = sorted(range(len(spans)), key=lambda i: (_is_detail(spans[i]), spans[i].start_s - spans[i].end_s))
+    return tuple(spans[i] for i in sorted(ranked[:limit]))
 
 
 def _is_detail(span: Span) -> bool:

@@ -92,7 +92,7 @@ NOBODY = 65534
         ({"model": None}, "model = '(missing)': must be given"),
         ({"calibration": "none.toml"}, "calibration = 'none.toml': does not exist"),
         ({"timeline": "none/step.json"}, "timeline = 'none/step.json': its folder does not exist"),
-        ({"timeline": "step.txt"}, "must end in .json or .json.gz"),
+        ({"timeline": "step.txt"}, "must end in .json, .json.gz, .pftrace or .perfetto-trace"),
         ({"model": "gpt3-176b"}, "model = 'gpt3-176b': is not a known model; fix: did you mean gpt3-175b, "),
         (
             {"cluster": "h800"},

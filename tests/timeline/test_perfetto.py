@@ -38,7 +38,7 @@ def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_file_parses_and_covers_the_step(tmp_path: Path, name: str) -> None:
     step = timeline()
-    path = write_perfetto(tmp_path / name, step, title="two stages")
+    path = write_perfetto(tmp_path / name, step, title="two stages").path
     data = path.read_bytes()
     trace = json.loads(gzip.decompress(data) if name.endswith("gz") else data)
     events = complete(trace)
@@ -100,19 +100,111 @@ def test_counters_of_memory_and_transfers() -> None:
     assert (min(load), max(load) >= 1.0) == (0.0, True)
 
 
-def test_too_many_events_leave_details_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz", "t.pftrace"])
+def test_above_the_limit_the_shortest_kernels_are_left_out_and_it_is_said(tmp_path: Path, name: str) -> None:
     step = timeline()
-    blocks = sum(not module._is_detail(span) for span in step.spans)
-    monkeypatch.setattr(module, "MAX_EVENTS", blocks)
-    trace = module.trace_object(step)
-    assert trace["otherData"]["num_spans_left_out"] == len(step.spans) - blocks
-    assert not any(event["cat"] == "kernel" for event in complete(trace))
+    whole = write_perfetto(tmp_path / f"whole-{name}", step)
+    assert (whole.num_spans_left_out, whole.warnings) == (0, ())
+    size = len(plain(whole.path))
+    written = write_perfetto(tmp_path / name, step, max_bytes=0.9 * size)
+    assert 0.8 * size < len(plain(written.path)) <= 0.9 * size
+    (warning,) = written.warnings
+    assert f"timeline: {written.num_spans_left_out} of {len(step.spans)} ops" in warning.replace(",", "")
+    kept = module.most_important(step.spans, len(step.spans) - written.num_spans_left_out)
+    lost = [span for span in step.spans if span not in set(kept)]
+    assert len(lost) == written.num_spans_left_out > 0
+    assert all(module._is_detail(span) for span in lost)
+    assert max(s.end_s - s.start_s for s in lost) <= min(s.end_s - s.start_s for s in kept if module._is_detail(s))
+    if name == "t.json":
+        assert json.loads(written.path.read_bytes())["otherData"]["num_spans_left_out"] == len(lost)
+    if name == "t.pftrace":
+        assert annotations(parsed(written.path))["num_spans_left_out"] == len(lost)
+
+
+def plain(path: Path) -> bytes:
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+def parsed(path: Path) -> Any:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    trace = Trace()
+    trace.ParseFromString(path.read_bytes())
+    return trace
+
+
+def annotations(trace: Any) -> dict[str, Any]:
+    """Of the slice on the track of the whole step."""
+    (track,) = [p.track_descriptor.uuid for p in trace.packet if p.track_descriptor.name == "step"]
+    (begin,) = [p.track_event for p in trace.packet if p.track_event.track_uuid == track and p.track_event.type == 1]
+    return {n.name: getattr(n, n.WhichOneof("value")) for n in begin.debug_annotations}
+
+
+@pytest.mark.parametrize("name", ["t.pftrace", "t.perfetto-trace"])
+@pytest.mark.parametrize(("schedule", "num_chunks"), [("1f1b", 1), ("interleaved", 2)])
+def test_the_protobuf_trace_parses_back(tmp_path: Path, name: str, schedule: str, num_chunks: int) -> None:
+    job = equal_stages_job(num_stages=3, num_micro_batches=6, num_chunks=num_chunks, send_s=0.1, schedule=schedule)
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    trace = parsed(write_perfetto(tmp_path / name, step, saved_bytes=[[10.0] * num_chunks] * 3).path)
+    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
+    threads = {u for u, t in tracks.items() if t.HasField("thread")}
+    processes = {u for u, t in tracks.items() if t.HasField("process")}
+    assert len(processes) == 3
+    assert len(threads) == len({(s.rank_class, s.stream) for s in step.spans})
+    assert all(tracks[u].parent_uuid in processes for u, t in tracks.items() if u in threads or t.HasField("counter"))
+    assert all(tracks[u].thread.pid == tracks[tracks[u].parent_uuid].process.pid for u in threads)
+    assert len({tracks[u].thread.tid for u in threads}) == len(threads)
+
+    slices = 0
+    open_at: dict[int, int] = {}
+    starts: dict[int, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}
+    for packet in trace.packet:
+        if not packet.HasField("track_event"):
+            continue
+        event, at = packet.track_event, packet.timestamp
+        assert event.track_uuid in tracks
+        if event.type == event.TYPE_SLICE_BEGIN:
+            assert event.track_uuid not in open_at
+            open_at[event.track_uuid] = at
+            starts |= {flow: (event.track_uuid, at) for flow in event.flow_ids}
+            ends |= {flow: (event.track_uuid, at) for flow in event.terminating_flow_ids}
+        elif event.type == event.TYPE_SLICE_END:
+            assert at >= open_at.pop(event.track_uuid)
+            slices += event.track_uuid in threads
+    assert not open_at
+    assert slices == len(step.spans)
+    assert starts.keys() == ends.keys()
+    assert len(starts) == 2 * 6 * (3 * num_chunks - 1)
+    for flow, (track, at) in starts.items():
+        assert tracks[track].parent_uuid != tracks[ends[flow][0]].parent_uuid
+        assert ends[flow][1] >= at
+    facts = annotations(trace)
+    assert facts["step_time_s"] == step.step_time_s
+    assert facts["num_spans_left_out"] == 0
+
+
+def test_counters_of_the_protobuf_trace(tmp_path: Path) -> None:
+    job = equal_stages_job(num_stages=4, num_micro_batches=8, send_s=0.1)
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    trace = parsed(write_perfetto(tmp_path / "t.pftrace", step, saved_bytes=[[10.0]] * 4).path)
+    counters = {
+        p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.track_descriptor.HasField("counter")
+    }
+    values: dict[str, list[float]] = {}
+    for packet in trace.packet:
+        event = packet.track_event
+        if event.type == event.TYPE_COUNTER:
+            values.setdefault(counters[event.track_uuid].name, []).append(event.double_counter_value)
+    assert values.keys() == {"activation bytes kept", "transfers under way"}
+    assert (min(values["activation bytes kept"]), max(values["activation bytes kept"])) == (0.0, 40.0)
 
 
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="needs the spans"):
         write_perfetto(tmp_path / "t.json", timeline(record_spans=False))
-    with pytest.raises(SpecError, match=r"must end in \.json or \.json\.gz"):
+    with pytest.raises(SpecError, match=r"must end in \.json, \.json\.gz, \.pftrace or \.perfetto-trace"):
         write_perfetto(tmp_path / "t.txt", timeline())
     with pytest.raises(SpecError, match="cannot be written"):
         write_perfetto(tmp_path / "missing" / "t.json", timeline())
