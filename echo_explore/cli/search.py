@@ -23,6 +23,9 @@ def search_command(
     objective: Annotated[str | None, typer.Option("--objective", help="step_time, cost, energy; with commas.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study; try what failed again.")] = False,
     calibration: Annotated[str | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
+    interference: Annotated[
+        str, typer.Option("--interference", help="physical, constant or none: mutual slowdowns.")
+    ] = "physical",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Find the fastest or cheapest layout; the same command again goes on, or prints the finished result."""
@@ -42,6 +45,7 @@ def search_command(
             objective=objective,
             resume=resume,
             calibration=calibration,
+            interference=interference,
         )
     )
     print(json.dumps(result.to_json(), allow_nan=False) if as_json else result.to_text())

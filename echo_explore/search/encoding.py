@@ -26,8 +26,9 @@ AXES = (
     "recompute",
     "sequence_parallel",
     "placement",
+    "schedule",
 )
-_CHOICES = ("sequence_parallel", "placement")
+_CHOICES = ("sequence_parallel", "placement", "schedule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from echo_explore.search.ports import Bounds, Evaluator, Outcome
 from echo_explore.search.space import ResolvedSpace
 from echo_explore.simulate import CollectiveModel, ComputeModel, Prediction, Simulator, default_simulator
 from echo_explore.simulate.ports import InterferenceModel
-from echo_explore.simulate.presets import calibration_facts
+from echo_explore.simulate.presets import DEFAULT_INTERFERENCE, calibration_facts
 from echo_explore.tracing import CachedTracer, TraceRequest, request_of
 from echo_explore.tracing.versions import framework_versions
 
@@ -50,20 +50,23 @@ class SimulatorFactory:
 
     Attributes:
         calibration: path of a calibration file whose coefficients replace the shipped ones.
+        interference: name of the model of mutual slowdowns.
     """
 
     space: ResolvedSpace
     calibration: str | None = None
+    interference: str = DEFAULT_INTERFERENCE
 
     def identity(self) -> dict[str, str]:
         """Hash of the calibration files, and the versions that a trace depends on."""
         versions = {name.replace("-", "_"): version for name, version in framework_versions().items()}
         tracer = f"{TRACER_VERSION}.{GRAPH_SCHEMA}"
-        return {"calibration": content_hash(calibration_facts(self._path())), "tracer": tracer} | versions
+        calibration = content_hash(calibration_facts(self._path()))
+        return {"calibration": calibration, "interference": self.interference, "tracer": tracer} | versions
 
     def shared(self) -> SharedModels:
         """The models of the simulator."""
-        simulator = default_simulator(tracer=_NoTracer(), calibration=self._path())
+        simulator = default_simulator(tracer=_NoTracer(), calibration=self._path(), interference=self.interference)
         return SharedModels(
             compute=simulator.compute,
             collective=simulator.collective,

@@ -1,5 +1,7 @@
 """What the dashboard says on the page of the best trial: the layout as launch arguments, and where its time goes."""
 
+from collections.abc import Sequence
+
 from echo_explore.core import format_bytes, format_seconds
 from echo_explore.search.ports import PARTS_OF_COMPUTE, TrialRecord
 from echo_explore.search.space import ResolvedSpace
@@ -9,7 +11,7 @@ from echo_explore.specs.recompute import modules_of, recomputes_layers
 
 def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
     """The layout and batch of a trial as arguments of Megatron-LM's pretrain scripts."""
-    point, recipe, model = record.point, space.space.recipe, space.model
+    point, recipe = record.point, space.space.recipe
     arguments = [
         f"--tensor-model-parallel-size {point.tensor_parallel}",
         f"--pipeline-model-parallel-size {point.pipeline_parallel}",
@@ -20,9 +22,13 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
     ]
     if point.context_parallel > 1:
         arguments.append(f"--cp-comm-type {recipe.context_exchange}")
-    if point.virtual_pipeline > 1:
-        layers = model.num_layers // (point.pipeline_parallel * point.virtual_pipeline)
-        arguments.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
+    layers = space.candidate(point).chunk_layers
+    if len(set(layers)) > 1:
+        arguments.append(f"--pipeline-model-parallel-layout '{pipeline_layout(layers)}'")
+    elif point.virtual_pipeline > 1:
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {layers[0]}")
+    if point.schedule != "auto":
+        arguments.append(f"# schedule {point.schedule}: not Megatron's, no argument says it")
     if point.expert_parallel > 1:
         arguments.append(f"--expert-model-parallel-size {point.expert_parallel} --expert-tensor-parallel-size 1")
     if point.sequence_parallel:
@@ -37,6 +43,15 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
         _, method, count = (point.recompute if ":" in point.recompute else "full:uniform:1").split(":")
         arguments.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {count}")
     return arguments
+
+
+def pipeline_layout(chunk_layers: Sequence[int]) -> str:
+    """Layers of the chunks, in model order, as Megatron-core 0.16 reads them (pipeline_parallel_layer_layout.py, 2025).
+
+    Embedding E and loss L lie on the first and last chunk; `t*7` are seven layers; `|` parts chunks.
+    """
+    chunks = [f"t*{count}" if count else "" for count in chunk_layers]
+    return "|".join(["E" + chunks[0], *chunks[1:-1], chunks[-1] + "L"] if len(chunks) > 1 else [f"E{chunks[0]}L"])
 
 
 def launch_note(record: TrialRecord, space: ResolvedSpace) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_explore.core import SpecError
+from echo_explore.simulate.presets import DEFAULT_INTERFERENCE
 from echo_explore.specs import SearchSpace
 
 ENUMERATE_LIMIT: Final = 50_000
@@ -31,6 +32,7 @@ class SearchOptions:
         objective: `step_time`, `cost`, `energy` or several with commas; default: what the space says.
         resume: the study must exist; failed trials are tried again, and it goes on even where they fail again.
         calibration: a calibration file whose coefficients replace the shipped ones.
+        interference: `physical`, `constant` or `none`.
     """
 
     space: str | SearchSpace
@@ -45,6 +47,7 @@ class SearchOptions:
     objective: str | None = None
     resume: bool = False
     calibration: str | None = None
+    interference: str = DEFAULT_INTERFERENCE
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLER_NAMES:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from echo_explore.core.hashing import content_hash
 from echo_explore.specs.placement import DEFAULT_ORDER, placement_number
+from echo_explore.specs.recipe import SEARCHED_SCHEDULES
 from echo_explore.specs.recompute import recompute_number
 
 
@@ -17,6 +18,7 @@ class SearchPoint:
         recompute: in the normal form of `specs.recompute`.
         sequence_parallel: false where tensor_parallel is 1 (it changes nothing there).
         placement: as `parse_placement` takes it; of several that place all groups alike the first of the space.
+        schedule: by name; `auto` wherever it is what Megatron runs with these stages and chunks.
     """
 
     num_gpus: int
@@ -29,6 +31,7 @@ class SearchPoint:
     recompute: str = "none"
     sequence_parallel: bool = False
     placement: str = DEFAULT_ORDER
+    schedule: str = "auto"
 
     @property
     def data_parallel(self) -> int:
@@ -41,7 +44,7 @@ class SearchPoint:
         degrees = (self.num_gpus, self.tensor_parallel, self.pipeline_parallel, self.virtual_pipeline)
         rest = (self.context_parallel, self.expert_parallel, self.micro_batch_size)
         last = (recompute_number(self.recompute), int(self.sequence_parallel), placement_number(self.placement))
-        return (*degrees, *rest, *last)
+        return (*degrees, *rest, *last, SEARCHED_SCHEDULES.index(self.schedule))
 
     @property
     def key(self) -> str:
@@ -65,4 +68,5 @@ class SearchPoint:
         parts += [f"ep{self.expert_parallel}"] if self.expert_parallel > 1 else []
         parts += [f"dp{self.data_parallel}", f"mb{self.micro_batch_size}", f"recompute={self.recompute}"]
         parts += ["sp"] if self.sequence_parallel else []
-        return " ".join([*parts, *([self.placement] if self.placement != DEFAULT_ORDER else [])])
+        parts += [self.placement] if self.placement != DEFAULT_ORDER else []
+        return " ".join([*parts, *([self.schedule] if self.schedule != "auto" else [])])

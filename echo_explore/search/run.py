@@ -324,4 +324,4 @@ def _require_extra(options: SearchOptions) -> None:
 def _simulator_factory(space: ResolvedSpace, options: SearchOptions) -> EvaluatorFactory:
     from echo_explore.search.evaluate import SimulatorFactory
 
-    return SimulatorFactory(space=space, calibration=options.calibration)
+    return SimulatorFactory(space=space, calibration=options.calibration, interference=options.interference)

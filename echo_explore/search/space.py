@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import cast
 
 from echo_explore.core import PlacementError, SpecError, content_hash, nearest
 from echo_explore.core.expressions import Expression, Number, parse_expression
@@ -33,7 +34,9 @@ from echo_explore.specs import (
 )
 from echo_explore.specs.base import validate
 from echo_explore.specs.placement import order_that_matters, placement_number
+from echo_explore.specs.recipe import SEARCHED_SCHEDULES, ScheduleName
 from echo_explore.specs.recompute import KINDS, normal_recompute, recompute_number
+from echo_explore.specs.schedules import default_schedule, resolved_schedule
 
 OBJECTIVES = ("step_time_s", "cost_usd", "energy_j")
 """What can be minimised: seconds, US dollars and joules of one step."""
@@ -54,6 +57,7 @@ class Axes:
     recompute: tuple[str, ...]
     sequence_parallel: tuple[bool, ...]
     placement: tuple[str, ...]
+    schedule: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,7 @@ class ResolvedSpace:
             model=self.model,
             cluster=self.cluster,
             layout=_layout(point),
-            recipe=_recipe(self, point.micro_batch_size, point.recompute),
+            recipe=_recipe(self, point.micro_batch_size, point.recompute, point.schedule),
             stack=self.stack,
             num_gpus=point.num_gpus,
             placement=parse_placement(point.placement),
@@ -155,6 +159,8 @@ def rule_names(resolved: ResolvedSpace, point: SearchPoint) -> dict[str, Number]
     recipe, model, cluster = resolved.space.recipe, resolved.model, resolved.cluster
     numbers: dict[str, Number] = {k: v for k, v in point.params().items() if isinstance(v, int)}
     numbers |= {f"recompute_{name}": point.recompute.split(":")[0] == name for name in KINDS}
+    runs = resolved_schedule(point.schedule, point.pipeline_parallel, point.virtual_pipeline)
+    numbers |= {f"schedule_{name.replace('-', '_')}": runs == name for name in SEARCHED_SCHEDULES if name != "auto"}
     unit = point.micro_batch_size * point.data_parallel
     return numbers | {
         "data_parallel": point.data_parallel,
@@ -195,7 +201,7 @@ def _make_layout(tensor: int, pipeline: int, virtual: int, context: int, expert:
     return validate(ParallelConfig, degrees, where="layout.")
 
 
-def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: str) -> TrainingRecipe:
+def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: str, schedule: str = "auto") -> TrainingRecipe:
     fixed = resolved.space.recipe
     return TrainingRecipe(
         global_batch_size=fixed.global_batch_size,
@@ -206,6 +212,7 @@ def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: str) -> T
         context_exchange=fixed.context_exchange,
         fusion=fixed.fusion,
         recompute=recompute,
+        schedule=cast(ScheduleName, schedule),
     )
 
 
@@ -231,9 +238,10 @@ def _legal_layouts(resolved: ResolvedSpace, reasons: Counter[str]) -> Iterator[P
 def _points_of_layout(resolved: ResolvedSpace, layout: ParallelConfig, reasons: Counter[str]) -> Iterator[SearchPoint]:
     placements = _placements(resolved, layout, reasons)
     axes = resolved.axes
-    for micro_batch_size, recompute, placement in product(axes.micro_batch_size, axes.recompute, placements):
+    batches = product(axes.micro_batch_size, axes.recompute, _schedules(resolved, layout))
+    for (micro_batch_size, recompute, schedule), placement in product(batches, placements):
         try:
-            recipe = _recipe(resolved, micro_batch_size, recompute)
+            recipe = _recipe(resolved, micro_batch_size, recompute, schedule)
             check_legal(resolved.model, layout, recipe)
             gpus_per_host = resolved.cluster.node.num_gpus
             check_native(resolved.model, layout, recipe, resolved.stack, gpus_per_host=gpus_per_host)
@@ -251,7 +259,14 @@ def _points_of_layout(resolved: ResolvedSpace, layout: ParallelConfig, reasons: 
             recompute=recompute,
             sequence_parallel=layout.sequence_parallel,
             placement=placement,
+            schedule=schedule,
         )
+
+
+def _schedules(resolved: ResolvedSpace, layout: ParallelConfig) -> list[str]:
+    """Schedules of the space; what Megatron runs with this layout is `auto`, whatever the space calls it."""
+    usual = default_schedule(layout.pipeline_parallel, layout.virtual_pipeline)
+    return list(dict.fromkeys("auto" if name == usual else name for name in resolved.axes.schedule))
 
 
 def _placements(resolved: ResolvedSpace, layout: ParallelConfig, reasons: Counter[str]) -> list[str]:
@@ -314,6 +329,7 @@ def _axes(resolved: ResolvedSpace) -> Axes:
         recompute=tuple(sorted({normal_recompute(name) for name in search.recompute}, key=recompute_number)),
         sequence_parallel=tuple(sorted(search.sequence_parallel)),
         placement=tuple(sorted(search.placement, key=placement_number)),
+        schedule=tuple(sorted(search.schedule, key=SEARCHED_SCHEDULES.index)),
     )
 
 

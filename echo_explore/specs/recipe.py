@@ -1,6 +1,6 @@
 """How a job trains: batch, sequence, precision, recomputation, and what the software stack does by default."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -37,6 +37,8 @@ ContextExchange = Literal["p2p", "all_gather", "a2a"]
 """How keys and values travel over a context-parallel group; names of Megatron's cp_comm_type (core 0.16.1, 2026)."""
 ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipev", "custom"]
 """`auto`: what Megatron runs with the stages and chunks of the layout; `custom`: the orders in `schedule_lines`."""
+SEARCHED_SCHEDULES: Final = tuple(name for name in get_args(ScheduleName) if name != "custom")
+"""Those that a search space may offer, in the order that breaks ties."""
 OpClassName = Literal[
     "gemm",
     "attention",

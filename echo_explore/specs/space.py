@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from echo_explore.core import SpecError
 from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
 from echo_explore.specs.placement import DEFAULT_ORDER, parse_placement
-from echo_explore.specs.recipe import Attention, ContextExchange, Fusion, TrainPrecision
+from echo_explore.specs.recipe import SEARCHED_SCHEDULES, Attention, ContextExchange, Fusion, TrainPrecision
 from echo_explore.specs.recompute import normal_recompute
 
 
@@ -68,6 +68,7 @@ class SearchAxes(StrictModel):
     recompute: StringTuple = ("none",)
     sequence_parallel: BoolTuple = (False,)
     placement: StringTuple = (DEFAULT_ORDER,)
+    schedule: StringTuple = ("auto",)
     uneven_stages: bool = False
 
     @model_validator(mode="after")
@@ -86,6 +87,9 @@ class SearchAxes(StrictModel):
                     raise SpecError(f"search.{axis}", choice, "must be 1 or more", "give positive whole numbers")
                 if axis == "placement":
                     parse_placement(str(choice))
+                if axis == "schedule" and choice not in SEARCHED_SCHEDULES:
+                    names = ", ".join(SEARCHED_SCHEDULES)
+                    raise SpecError("search.schedule", choice, "is not a schedule by name", f"use {names}")
                 if axis == "recompute":
                     normal_recompute(str(choice), field=f"search.{axis}")
         return self

@@ -72,9 +72,56 @@ def test_rules_cut_points_away(tmp_path: Path) -> None:
     assert kept
 
 
+SCHEDULES = SMALL.replace(
+    "[search]",
+    '[search]\nschedule = ["zbv", "1f1b", "auto", "interleaved", "zb-h1", "gpipe", "dualpipev", "no-pipelining"]',
+).replace("[6, 12, 24]", "[1, 12, 24]")
+
+
+def test_schedules_are_offered_where_they_fit_and_megatrons_own_once(tmp_path: Path) -> None:
+    points = enumerate_points(resolved(write_space(tmp_path, SCHEDULES)))
+    by_shape: dict[tuple[int, int], set[str]] = {}
+    for point in points:
+        by_shape.setdefault((point.pipeline_parallel, point.virtual_pipeline), set()).add(point.schedule)
+    assert by_shape[1, 1] == {"auto"}
+    assert by_shape[12, 1] == {"auto", "gpipe", "zb-h1"}
+    assert by_shape[12, 2] == {"auto", "zbv", "dualpipev"}
+    assert len({p.key for p in points}) == len(set(points)) == len(points)
+    plain = enumerate_points(resolved(write_space(tmp_path, SCHEDULES.replace("schedule =", "# schedule ="))))
+    assert {p for p in points if p.schedule == "auto"} == set(plain)
+    space = resolved(write_space(tmp_path, SCHEDULES))
+    for point in points[:: max(1, len(points) // 40)]:
+        candidate = space.candidate(point)
+        assert point.schedule in ("auto", candidate.schedule.name)
+        assert point.label().endswith(point.schedule) == (point.schedule != "auto")
+
+
+def test_dualpipev_needs_its_micro_batches(tmp_path: Path) -> None:
+    text = SCHEDULES.replace("global_batch_size = 192", "global_batch_size = 24")
+    points = enumerate_points(resolved(write_space(tmp_path, text)))
+    many = [p for p in points if p.schedule == "dualpipev"]
+    assert all(24 // (p.micro_batch_size * p.data_parallel) >= 2 * p.pipeline_parallel for p in many)
+    assert any(p.schedule == "zbv" and p.pipeline_parallel == 24 for p in points)
+    assert not any(p.pipeline_parallel == 24 for p in many)
+
+
+def test_rules_may_name_schedules(tmp_path: Path) -> None:
+    rule = '[constraints]\nrules = ["schedule_zb_h1 or schedule_1f1b"]\n'
+    points = enumerate_points(resolved(write_space(tmp_path, SCHEDULES + rule)))
+    assert {(p.schedule, p.virtual_pipeline) for p in points} == {("auto", 1), ("zb-h1", 1)}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
+        (
+            "[search]",
+            '[search]\nschedule = ["zvb"]',
+            r"search.schedule = 'zvb': is not a schedule by name; fix: use auto",
+        ),
+        ("[search]", '[search]\nschedule = ["custom"]', r"search.schedule = 'custom': is not a schedule by name"),
+        ("[search]", '[search]\nschedule = ["gpipe", "gpipe"]', r"search.schedule .* names a value twice"),
+        ("= [1, 2]", '= [1]\nschedule = ["dualpipev"]', r"no point of the space is legal .*does not fit"),
         ("[4, 8]", "[0, 8]", r"search.tensor_parallel = 0: must be 1 or more"),
         ("[4, 8]", "[]", "search.tensor_parallel"),
         ("[4, 8]", "[7]", "no point of the space is legal"),

@@ -248,7 +248,7 @@ def _distributions(axes: Axes) -> dict[str, BaseDistribution]:
     """How the study describes the axes: whole numbers on a logarithmic scale, or a choice."""
     distributions: dict[str, BaseDistribution] = {}
     for name, choices in describe_axes(axes).items():
-        if name in ("recompute", "sequence_parallel", "placement"):
+        if name in ("recompute", "sequence_parallel", "placement", "schedule"):
             allowed = (False, True) if name == "sequence_parallel" else choices
             distributions[name] = CategoricalDistribution(allowed)
         else:

@@ -1,0 +1,66 @@
+"""Launch arguments say what was predicted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_explore.search.note import megatron_arguments, pipeline_layout
+from echo_explore.search.point import SearchPoint
+from echo_explore.search.ports import TrialRecord
+from tests.search.support import SMALL, resolved, write_space
+
+
+def arguments(folder: Path, text: str = SMALL, **choices: object) -> str:
+    point = SearchPoint(num_gpus=96, tensor_parallel=8, **choices)  # type: ignore[arg-type]
+    record = TrialRecord(trial=0, point=point, state="evaluated", values=(1.0,))
+    return "\n".join(megatron_arguments(record, resolved(write_space(folder, text))))
+
+
+def test_even_stages_use_the_arguments_of_old(tmp_path: Path) -> None:
+    text = arguments(tmp_path, pipeline_parallel=12, virtual_pipeline=2)
+    assert "--num-layers-per-virtual-pipeline-stage 4" in text
+    assert "layout" not in text
+    assert "schedule" not in text
+
+
+def test_uneven_stages_are_spelled_out(tmp_path: Path) -> None:
+    uneven = SMALL.replace("sequence_length", 'stack = "nemo-megatron-2025"\nsequence_length', 1)
+    space = uneven.replace("num_gpus = 96", "num_gpus = 80").replace("[search]", "[search]\nuneven_stages = true")
+    point = SearchPoint(num_gpus=80, tensor_parallel=8, pipeline_parallel=10)
+    found = resolved(write_space(tmp_path, space))
+    record = TrialRecord(trial=0, point=point, state="evaluated", values=(1.0,))
+    layers = found.candidate(point).chunk_layers
+    assert len(set(layers)) > 1
+    assert f"--pipeline-model-parallel-layout '{pipeline_layout(layers)}'" in megatron_arguments(record, found)
+
+
+def test_a_schedule_that_megatron_has_not_is_said(tmp_path: Path) -> None:
+    text = arguments(tmp_path, pipeline_parallel=12, schedule="zb-h1")
+    assert "# schedule zb-h1: not Megatron's" in text
+
+
+@pytest.mark.parametrize(("layers", "text"), [((2, 3), "Et*2|t*3L"), ((0, 4, 1), "E|t*4|t*1L"), ((7,), "Et*7L")])
+def test_layouts_as_megatron_writes_them(layers: tuple[int, ...], text: str) -> None:
+    assert pipeline_layout(layers) == text
+
+
+READ = """
+import json, sys
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+made = PipelineParallelLayerLayout(sys.argv[1], int(sys.argv[2]))
+made.validate_layer_layout(int(sys.argv[3]), None)
+print(json.dumps([[[t.name for t in chunk] for chunk in stage] for stage in made.layout]))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("layers", "num_stages"), [((2, 3, 3, 2), 4), ((2, 3, 3, 2), 2), ((0, 4, 4, 1), 4)])
+def test_megatron_reads_them_so(layers: tuple[int, ...], num_stages: int) -> None:
+    command = [sys.executable, "-c", READ, pipeline_layout(layers), str(num_stages), str(sum(layers))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    stages = json.loads(done.stdout.splitlines()[-1])
+    for chunk, count in enumerate(layers):
+        assert stages[chunk % num_stages][chunk // num_stages].count("decoder") == count
