@@ -1,6 +1,6 @@
 """Study the claims of EFLOPS (HPCA 2020) with the flow engine; prints tables, draws docs/eflops_*.svg with --out DIR.
 
-By hand: python scripts/eflops_study.py [--out docs]. Assumptions and what follows from the figures: docs/eflops.md.
+By hand: python -m scripts.eflops_study [--out docs]. Assumptions and what follows from the figures: docs/eflops.md.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The Simulator: wires tracer, compute, collective, interference and memory into one prediction."""
 
-from echo_explore.simulate.graph_step import GraphPrediction, predict_trace
+from echo_explore.simulate.graph_step import GraphPrediction, graph_timeline, predict_trace
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, Tracer
 from echo_explore.simulate.prediction import Prediction
 from echo_explore.simulate.presets import DEFAULT_INTERFERENCE, default_simulator
@@ -18,6 +18,7 @@ __all__ = [
     "Tracer",
     "WhatIf",
     "default_simulator",
+    "graph_timeline",
     "parse_what_if",
     "predict_trace",
 ]

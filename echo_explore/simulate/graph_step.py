@@ -121,6 +121,46 @@ def predict_trace(
         MissingCalibration: the device has no coefficients.
     """
     start = time.perf_counter()
+    run = graph_timeline(
+        trace, cluster=cluster, stack=stack, simulator=simulator, options=options, record_spans=timeline is not None
+    )
+    warnings = run.warnings
+    if timeline is not None:
+        warnings += write_perfetto(timeline, run.step).warnings
+    simulate_s = time.perf_counter() - start - run.price_s
+    return _summary(
+        trace, cluster, stack, simulator, run.step, label,
+        {"price_s": run.price_s, "simulate_s": simulate_s}, warnings,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphTimeline:
+    """A simulated step of a traced program.
+
+    Attributes:
+        timed: its rows, each with its time alone.
+        step: what ran when.
+        price_s: seconds that pricing took.
+    """
+
+    timed: TimedGraph
+    step: StepTimeline
+    warnings: tuple[str, ...]
+    price_s: float
+
+
+def graph_timeline(
+    trace: RankTrace,
+    *,
+    cluster: ClusterSpec,
+    stack: StackProfile,
+    simulator: Simulator,
+    options: SimulationOptions = DEFAULT_OPTIONS,
+    record_spans: bool = True,
+) -> GraphTimeline:
+    """The priced rows of a traced step and its timeline; see `predict_trace`."""
+    start = time.perf_counter()
     _check(trace, cluster)
     warnings: list[str] = []
     graph = _placed(_in_rates_of(trace.graph, cluster), warnings)
@@ -132,21 +172,14 @@ def predict_trace(
     timed = pricer.price(graph, shapes=_shapes(trace, cluster))
     priced = time.perf_counter()
     job = _job(timed, stack, trace.world_size, host_factor=options.what_if.host_factor)
-    job = disturbed(job, options.what_if)
     step = simulate_step(
-        job,
+        disturbed(job, options.what_if),
         interference=Scaled(pairing, options.what_if.interference_factor),
         fidelity="kernel",
-        fold=timeline is None,
-        record_spans=timeline is not None,
+        fold=not record_spans,
+        record_spans=record_spans,
     )
-    if timeline is not None:
-        warnings += write_perfetto(timeline, step).warnings
-    end = time.perf_counter()
-    return _summary(
-        trace, cluster, stack, simulator, step, label,
-        {"price_s": priced - start, "simulate_s": end - priced}, (*warnings, *pricer.extrapolated),
-    )  # fmt: skip
+    return GraphTimeline(timed=timed, step=step, warnings=(*warnings, *pricer.extrapolated), price_s=priced - start)
 
 
 def _check(trace: RankTrace, cluster: ClusterSpec) -> None:

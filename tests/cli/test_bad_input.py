@@ -60,6 +60,16 @@ NOBODY = 65534
         ({"placement": "none.toml"}, "file = 'none.toml': does not exist"),
         ({"fidelity": "fine"}, "fidelity = 'fine': must be kernel or block"),
         ({"what_if": "tensr=0"}, "what-if = 'tensr=0': unknown name 'tensr'; fix: did you mean tensor, "),
+        ({"what_if": "bandwith=2x"}, "unknown name 'bandwith'; fix: did you mean bandwidth, nic_bandwidth, link_bandw"),
+        ({"what_if": "gpu=h10"}, "cluster = 'h10': is not a known cluster; fix: did you mean h100-ndr"),
+        (
+            {"what_if": "overlap=much"},
+            "what-if = 'overlap=much': the value must be perfect; fix: write overlap=perfect",
+        ),
+        ({"what_if": "slow_rank=99:1.2"}, "slow_rank"),
+        ({"interference": "some"}, "interference = 'some': must be one of none, constant, physical"),
+        ({"set": "stack.nccl_algo=Star"}, "algorithm = 'Star': must be one of ring, tree, "),
+        ({"set": "stack.nccl_version=new"}, "stack.nccl_version = 'new': must be numbers and points"),
         ({"what_if": "tensor=much"}, "what-if = 'tensor=much': the value must be a number from 0 to 1e+06"),
         ({"set": "cluster.node.nics"}, "set = 'cluster.node.nics': must be path=value"),
         ({"set": "clutser.node.nics=4"}, "set = 'clutser.node.nics=4': unknown start 'clutser'"),
@@ -148,6 +158,34 @@ def test_predict(cli: Cli, changes: dict[str, str | None], message: str) -> None
 )
 def test_commands(cli: Cli, arguments: list[str], message: str) -> None:
     assert message in cli.refuses(*arguments)
+
+
+TWO_STAGES = {"layout": "tp=8,pp=2", "global_batch_size": "2", "schedule": "mine.csv"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "message"),
+    [
+        (
+            ("0F0,0B0,0F1,0B1", "1F1,1F0,1B0,1B1"),
+            {},
+            "deadlocks with 7 passes left: stage 0 at 0B0 for the backward of micro-batch 0 in chunk 1; stage 1 at 1F1 "
+            "for the forward of micro-batch 1 in chunk 0; fix: put each of these behind what it waits for",
+        ),
+        (("0F0,0B0,0F1", "1F0,1B0,1F1,1B1"), {}, "schedule[0] = 'micro-batch 1': chunk 0 needs F and either B or"),
+        (("0F0,0B0,0F1,0B1", "1F0,1B0,1F1"), {}, "fix: every transfer needs its sender: correct the order"),
+        (
+            ("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"),
+            {"layout": "tp=8,pp=4"},
+            "was made for 2 stages, and the layout has pp = 4; fix: use pp=2, or a schedule of 4 lines",
+        ),
+        (("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"), {"layout": "tp=8,pp=2,vpp=2"}, "the layout has 2 chunks a stage"),
+        (("0F0,0B0", "1F0,1B0"), {}, "schedule[0] = 'micro-batch 1': chunk 0 needs F"),
+    ],
+)
+def test_schedule_files(cli: Cli, lines: tuple[str, ...], changes: dict[str, str | None], message: str) -> None:
+    (cli.folder / "mine.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert message in cli.refuses(*predict(**(TWO_STAGES | changes)))
 
 
 @pytest.mark.parametrize(

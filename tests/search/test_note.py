@@ -10,6 +10,7 @@ import pytest
 from echo_explore.search.note import megatron_arguments, pipeline_layout
 from echo_explore.search.point import SearchPoint
 from echo_explore.search.ports import TrialRecord
+from echo_explore.search.space import enumerate_points
 from tests.search.support import SMALL, resolved, write_space
 
 
@@ -27,10 +28,14 @@ def test_even_stages_use_the_arguments_of_old(tmp_path: Path) -> None:
 
 
 def test_uneven_stages_are_spelled_out(tmp_path: Path) -> None:
-    uneven = SMALL.replace("sequence_length", 'stack = "nemo-megatron-2025"\nsequence_length', 1)
+    uneven = SMALL.replace("[6, 12, 24]", "[10]").replace(
+        "sequence_length", 'stack = "nemo-megatron-2025"\nsequence_length', 1
+    )
     space = uneven.replace("num_gpus = 96", "num_gpus = 80").replace("[search]", "[search]\nuneven_stages = true")
+    space = space.replace("global_batch_size = 192", "global_batch_size = 200")
     point = SearchPoint(num_gpus=80, tensor_parallel=8, pipeline_parallel=10)
     found = resolved(write_space(tmp_path, space))
+    assert point.pipeline_parallel in {p.pipeline_parallel for p in enumerate_points(found)}
     record = TrialRecord(trial=0, point=point, state="evaluated", values=(1.0,))
     layers = found.candidate(point).chunk_layers
     assert len(set(layers)) > 1
