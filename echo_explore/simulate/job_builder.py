@@ -228,6 +228,7 @@ class JobBuilder:
                     sigma_log=sigma,
                     ready_after=plan.backward_ends[plan.piece_of[bucket.first]] - 1,
                     traffic_class=self._pricer.traffic_class(_axis(bucket), kind, size, time_s=time_s),
+                    axis=_axis(bucket),
                 )
             )
         for bucket in reversed(reduced) if self._gathers_overlap else ():
@@ -241,6 +242,7 @@ class JobBuilder:
                     sigma_log=sigma,
                     needed_before=plan.forward_ends[piece - 1] if piece else 0,
                     traffic_class=self._pricer.traffic_class(_axis(bucket), Collective.ALL_GATHER, size, time_s=time_s),
+                    axis=_axis(bucket),
                 )
             )
         return ChunkJob(

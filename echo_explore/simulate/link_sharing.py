@@ -16,6 +16,9 @@ _KINDS: Final = {
     Axis.CONTEXT: Collective.ALL_GATHER,
     Axis.EXPERT: Collective.ALL_TO_ALL,
     Axis.DATA: Collective.REDUCE_SCATTER,
+    Axis.EXPERT_TENSOR: Collective.ALL_GATHER,
+    Axis.EXPERT_MODEL: Collective.ALL_GATHER,
+    Axis.EXPERT_DATA: Collective.REDUCE_SCATTER,
 }
 """What an axis mostly runs; all rings of one group use links alike."""
 
@@ -33,6 +36,12 @@ def shared_links(candidate: Candidate) -> tuple[SharedLinks, ...]:
         Axis.EXPERT: layout.expert_parallel,
         Axis.DATA: layout.data_parallel * layout.context_parallel,
     }
+    if candidate.model.moe is not None:
+        degrees |= {
+            Axis.EXPERT_TENSOR: layout.expert_tensor_ranks,
+            Axis.EXPERT_MODEL: layout.expert_gpus if layout.expert_tensor_ranks > 1 else 1,
+            Axis.EXPERT_DATA: layout.expert_data_parallel,
+        }
     links = cluster_links(candidate.cluster, shipped_coefficients())
     uses: dict[Axis, LinkUse] = {}
     for axis in (axis for axis, degree in degrees.items() if degree > 1):

@@ -36,6 +36,7 @@ def timed_graph(items: Sequence[Item], *, phase: Phase = Phase.FORWARD, sigma_lo
         "model": Axis.MODEL,
         "data": Axis.DATA,
         "exchange": Axis.EXPERT,
+        "expert tensor": Axis.EXPERT_TENSOR,
     }
     classes = {"gemm": OpClass.GEMM, "norm": OpClass.NORM, "optimizer": OpClass.OPTIMIZER, "recompute": OpClass.GEMM}
     phases = {"optimizer": Phase.OPTIMIZER, "recompute": Phase.RECOMPUTE}
@@ -113,6 +114,7 @@ def items(draw: st.DrawFn, *, data: bool = False) -> list[Item]:
         "async",
         "wait",
         "exchange",
+        "expert tensor",
         "host",
         *(["data"] if data else []),
     ]
@@ -185,12 +187,22 @@ def _chunks(draw: st.DrawFn, forward: list[Item], backward: list[Item], *, data_
         kind = draw(st.sampled_from([Collective.ALL_REDUCE, Collective.REDUCE_SCATTER]))
         ready = sorted(draw(st.lists(st.integers(0, len(backward) - 1), max_size=3)))
         needed = sorted(draw(st.lists(st.integers(0, len(forward) - 1), max_size=3)))
+        axes = st.sampled_from([Axis.DATA, Axis.DATA, Axis.EXPERT_DATA])
         buckets = [
-            GradientBucket(collective=kind, message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, ready_after=row)
+            GradientBucket(
+                collective=kind,
+                message_bytes=1.0,
+                time_s=draw(seconds()),
+                sigma_log=0.2,
+                ready_after=row,
+                axis=draw(axes),
+            )
             for row in ready
         ]
         gathers = [
-            ParameterGather(message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row)
+            ParameterGather(
+                message_bytes=1.0, time_s=draw(seconds()), sigma_log=0.2, needed_before=row, axis=draw(axes)
+            )
             for row in needed
         ]
     whole = timed_graph(backward, phase=Phase.BACKWARD)

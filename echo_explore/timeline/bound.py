@@ -88,17 +88,17 @@ def _stage_bound(job: PipelineJob, stage: StageJob, at: int) -> _StageBound:
 def _buckets_s(job: PipelineJob, stage: StageJob, *, last_s: float) -> float:
     """Seconds from the end of the last backward, counted as `last_s` long, to the end of the bucket reductions.
 
-    Bucket i of chunk 0 starts after the rows up to its own, and those behind it follow: it ends no earlier than
-    rows_i + sum_{j>=i} t_j after the start of the last backward.
+    Bucket i of chunk 0 starts after the rows up to its own, and those of its axis behind it follow: they end no earlier
+    than rows_i + sum_{j>=i} t_j after the start of the last backward.
     """
     if not job.overlap_grad_reduce:
         return sum(bucket.time_s for chunk in stage.chunks for bucket in chunk.buckets)
     chunk = stage.chunks[0]
     rows_s = _serial_s(chunk.backward)
-    ends_s, behind_s = 0.0, 0.0
+    ends_s, behind_s = 0.0, dict.fromkeys((bucket.axis for bucket in chunk.buckets), 0.0)
     for bucket in reversed(chunk.buckets):
-        behind_s += bucket.time_s
-        ends_s = max(ends_s, float(rows_s[bucket.ready_after + 1]) + behind_s)
+        behind_s[bucket.axis] += bucket.time_s
+        ends_s = max(ends_s, float(rows_s[bucket.ready_after + 1]) + behind_s[bucket.axis])
     return max(0.0, ends_s - last_s)
 
 

@@ -11,6 +11,7 @@ class GradientBucket:
     """One bucket of gradients of a chunk, reduced over data-parallel ranks.
 
     Attributes:
+        axis: DATA, or EXPERT_DATA of experts, whose reductions are another communicator's and run beside the first's.
         collective: ALL_REDUCE or REDUCE_SCATTER.
         message_bytes: nccl-tests' S.
         time_s: alone.
@@ -25,6 +26,7 @@ class GradientBucket:
     sigma_log: float
     ready_after: int
     traffic_class: int = -1
+    axis: Axis = Axis.DATA
 
     @property
     def pair_class(self) -> int:
@@ -37,6 +39,7 @@ class ParameterGather:
     """One bucket of updated parameters, gathered over data-parallel ranks.
 
     Attributes:
+        axis: see GradientBucket.
         needed_before: row of the chunk's forward graph that reads the first of its parameters.
         traffic_class: column of the pair table; -1: the code of ALL_GATHER.
     """
@@ -46,6 +49,7 @@ class ParameterGather:
     sigma_log: float
     needed_before: int
     traffic_class: int = -1
+    axis: Axis = Axis.DATA
 
     @property
     def pair_class(self) -> int:
@@ -132,8 +136,8 @@ class PipelineJob:
     Attributes:
         schedule: name of `specs.schedules.SCHEDULES`, or "custom".
         schedule_lines: orders of "custom", one line a stage.
-        overlap_grad_reduce: bucket reductions start as soon as ready in the last backward of their chunk, on their own
-            stream; else they run after the last backward of the stage, one after the other.
+        overlap_grad_reduce: bucket reductions start as soon as ready in the last backward of their chunk, on the stream
+            of their axis; else they run after the last backward of the stage, one after the other.
         overlap_param_gather: gathers run beside the first forward.
         overlap_p2p: transfers run beside compute; else the sender's compute stream waits for its send.
         overlap_exchanges: exchanges of experts in a forward run beside the backward of another micro-batch, and the

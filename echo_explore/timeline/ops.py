@@ -12,7 +12,7 @@ from echo_explore.graph.execution_graph import Floats, Ints
 
 
 class Stream(IntEnum):
-    """In-order queues of one rank; NCCL has one per communicator."""
+    """In-order queues of one rank: PyTorch runs each communicator of NCCL on a stream of its own."""
 
     COMPUTE = 0
     TENSOR = 1
@@ -22,9 +22,14 @@ class Stream(IntEnum):
     SEND_FORWARD = 5
     SEND_BACKWARD = 6
     MODEL = 7
-    """Collectives over stages: tied embeddings, gradient norm."""
+    """Collectives over stages: gradient norm."""
     HOST = 8
     """Launches of a block, counted as one op."""
+    EXPERT_TENSOR = 9
+    EXPERT_MODEL = 10
+    EXPERT_DATA = 11
+    EMBEDDING = 12
+    """Gradients of tied embeddings, between the first and the last stage."""
 
 
 class Charge(IntEnum):
@@ -53,16 +58,18 @@ _AXIS_STREAM = {
     Axis.TENSOR: (Stream.TENSOR, Charge.TENSOR),
     Axis.CONTEXT: (Stream.CONTEXT, Charge.CONTEXT),
     Axis.EXPERT: (Stream.EXPERT, Charge.EXPERT),
-    Axis.EXPERT_TENSOR: (Stream.EXPERT, Charge.EXPERT),
-    Axis.EXPERT_MODEL: (Stream.EXPERT, Charge.EXPERT),
+    Axis.EXPERT_TENSOR: (Stream.EXPERT_TENSOR, Charge.EXPERT),
+    Axis.EXPERT_MODEL: (Stream.EXPERT_MODEL, Charge.EXPERT),
     Axis.DATA: (Stream.DATA, Charge.DATA),
-    Axis.EXPERT_DATA: (Stream.DATA, Charge.DATA),
+    Axis.EXPERT_DATA: (Stream.EXPERT_DATA, Charge.DATA),
     Axis.PIPELINE: (Stream.MODEL, Charge.PIPELINE),
-    Axis.EMBEDDING: (Stream.MODEL, Charge.PIPELINE),
+    Axis.EMBEDDING: (Stream.EMBEDDING, Charge.PIPELINE),
     Axis.MODEL: (Stream.MODEL, Charge.PIPELINE),
 }
 AXIS_STREAM: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[0] for axis in Axis], dtype=np.int64)
 """(num_axes,) Stream of a collective by Axis; -1 where there is none."""
+DATA_STREAMS = (Stream.DATA, Stream.EXPERT_DATA)
+"""Where bucket reductions and parameter gathers run."""
 AXIS_CHARGE: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[1] for axis in Axis], dtype=np.int64)
 """(num_axes,) Charge of a collective by Axis; -1 where there is none."""
 

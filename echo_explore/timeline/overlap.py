@@ -8,7 +8,7 @@ from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
-from echo_explore.timeline.ops import Stream
+from echo_explore.timeline.ops import DATA_STREAMS, NUM_STREAMS
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Pairs, Times
 
@@ -24,7 +24,8 @@ def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
         return False
     columns = sorted(codes)
     slows = (pairs.compute[:, columns] > 1).any() or (pairs.collective[:, columns] > 1).any()
-    slows = slows or (pairs.shared[Stream.DATA] > 1).any() or (pairs.shared[:, Stream.DATA] > 1).any()
+    streams = list(DATA_STREAMS)
+    slows = slows or (pairs.shared[streams] > 1).any() or (pairs.shared[:, streams] > 1).any()
     return bool(slows) or any(template.uses_data_stream for template in blocks.expanded)
 
 
@@ -57,15 +58,16 @@ def disturbed_blocks(step: StepProgram, times: Times) -> Ints:
     """Blocks that ran as one body while a bucket reduction or a gather of their rank was under way."""
     found: list[Ints] = []
     traffic = np.concatenate([step.gathers, step.buckets])
-    rank = step.program.rank[traffic]
+    program = step.program
+    queue = program.rank[traffic] * NUM_STREAMS + program.ops.stream[traffic]
     bodies = np.flatnonzero(~step.is_expanded & ~step.is_paired)
-    for s in np.unique(rank):
-        mine = traffic[rank == s]
+    for q in np.unique(queue):
+        mine = traffic[queue == q]
         mine = mine[np.argsort(times.start_s[mine], kind="stable")]
-        blocks = bodies[step.layout.stage[bodies] == s]
+        blocks = bodies[step.layout.stage[bodies] == q // NUM_STREAMS]
         begin, finish = times.start_s[step.entry[blocks]], times.end_s[step.exit[blocks]]
-        # Transfers of a rank never overlap: the last one to start before the block ends is the one to look at.
+        # Transfers of a stream never overlap: the last one to start before the block ends is the one to look at.
         before = np.searchsorted(times.start_s[mine], finish, side="left") - 1
         touches = (before >= 0) & (times.end_s[mine[np.maximum(before, 0)]] > begin)
         found.append(blocks[touches])
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)

@@ -35,6 +35,10 @@ _THREADS = {
     Stream.SEND_FORWARD: "p2p send forward",
     Stream.SEND_BACKWARD: "p2p send backward",
     Stream.MODEL: "comm over stages",
+    Stream.EXPERT_TENSOR: "expert tensor comm",
+    Stream.EXPERT_MODEL: "expert tensor and expert comm",
+    Stream.EXPERT_DATA: "expert data comm",
+    Stream.EMBEDDING: "embedding comm",
     Stream.HOST: "host launches",
 }
 

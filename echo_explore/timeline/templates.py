@@ -7,7 +7,7 @@ import numpy as np
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis, OpClass, OpKind, Phase, TimedGraph
 from echo_explore.graph.execution_graph import Floats, Ints
-from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, Charge, Ops, Stream, check_times
+from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, DATA_STREAMS, Charge, Ops, Stream, check_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +42,7 @@ class Template:
     @property
     def uses_data_stream(self) -> bool:
         """Whether its rows queue with bucket reductions and gathers."""
-        return bool((self.ops.stream == Stream.DATA).any())
+        return bool(np.isin(self.ops.stream, DATA_STREAMS).any())
 
 
 LAUNCH_LATENCY_S = 8.9e-6

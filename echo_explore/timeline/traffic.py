@@ -8,7 +8,7 @@ from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.exchange import exchange_points
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import Layout
-from echo_explore.timeline.ops import Charge, Ops, Stream
+from echo_explore.timeline.ops import AXIS_STREAM, Charge, Ops, Stream
 from echo_explore.timeline.program import Copies
 
 
@@ -121,7 +121,7 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
 
 def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies, extras: Extras) -> Ints:
     """Ops of the parameter gathers, which are issued at the start of the step and hold the row that needs them."""
-    found: list[tuple[int, float, float, int, int]] = []
+    found: list[tuple[int, float, float, int, int, int]] = []
     for s, stage in enumerate(job.stages if job.overlap_param_gather else ()):
         for v, chunk in enumerate(stage.chunks):
             block = int(layout.at[s, PassKind.FORWARD, v, 0])
@@ -133,14 +133,15 @@ def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies
                     g.sigma_log,
                     int(copies.entry[block]) + blocks.op_at(distinct, g.needed_before),
                     g.pair_class,
+                    int(AXIS_STREAM[g.axis]),
                 )
                 for g in chunk.gathers
             ]
     if not found:
         return np.zeros(0, dtype=np.int64)
-    stage_of, time_s, sigma_log, needed, pair_class = (np.array(column) for column in zip(*found, strict=True))
+    stage_of, time_s, sigma_log, needed, pair_class, stream = (np.array(column) for column in zip(*found, strict=True))
     ops = extras.add(
-        stream=Stream.DATA,
+        stream=stream.astype(np.int64),
         charge=Charge.DATA,
         rank=stage_of.astype(np.int64),
         duration_s=time_s,
@@ -163,7 +164,7 @@ def add_buckets(
     job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies, send_of: Ints, extras: Extras
 ) -> Ints:
     """Ops of the bucket reductions: beside the last backward of their chunk, or one by one after that of the stage."""
-    found: list[tuple[int, float, float, int, int, int]] = []
+    found: list[tuple[int, float, float, int, int, int, int]] = []
     for s, stage in enumerate(job.stages):
         last_block = layout.last_block(s)
         after_all = int(copies.exit[last_block])
@@ -175,21 +176,22 @@ def add_buckets(
             distinct = int(blocks.which[s, layout.phase[block], v])
             ready = 0
             for bucket in chunk.buckets:
+                stream = int(AXIS_STREAM[bucket.axis])
                 if job.overlap_grad_reduce:
                     row = _gradient_row(chunk, int(layout.phase[block]), bucket.ready_after)
                     row_op = int(copies.entry[block]) + (blocks.op_after(distinct, row) if row >= 0 else 0)
                     ready = max(ready, row_op)
-                    found.append((s, bucket.time_s, bucket.sigma_log, ready, ready, bucket.pair_class))
+                    found.append((s, bucket.time_s, bucket.sigma_log, ready, ready, bucket.pair_class, stream))
                 else:
                     behind = int(copies.exit[last_block])
-                    found.append((s, bucket.time_s, bucket.sigma_log, after_all, behind, bucket.pair_class))
+                    found.append((s, bucket.time_s, bucket.sigma_log, after_all, behind, bucket.pair_class, stream))
     if not found:
         return np.zeros(0, dtype=np.int64)
-    stage_of, time_s, sigma_log, after, behind_op, pair_class = (
+    stage_of, time_s, sigma_log, after, behind_op, pair_class, streams = (
         np.array(column) for column in zip(*found, strict=True)
     )
     ops = extras.add(
-        stream=Stream.DATA,
+        stream=streams.astype(np.int64),
         charge=Charge.DATA,
         rank=stage_of.astype(np.int64),
         duration_s=time_s,
@@ -198,5 +200,8 @@ def add_buckets(
         traffic_class=pair_class.astype(np.int64),
     )
     extras.link(after.astype(np.int64), ops)
+    if not job.overlap_grad_reduce:
+        same_stage = np.flatnonzero(stage_of[1:] == stage_of[:-1])
+        extras.link(ops[same_stage], ops[same_stage + 1])
     extras.link(ops, copies.entry[layout.num_blocks + stage_of.astype(np.int64)])
     return ops

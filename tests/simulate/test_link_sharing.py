@@ -25,3 +25,19 @@ def test_sharing_holds_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "shared_links", lambda _: ())
     alone = simulator().predict(job).step_time_s
     assert alone <= shared <= alone * 1.1
+
+
+def test_experts_share_links_with_dense_layers() -> None:
+    """Gradients of experts are reduced by another communicator over the same network cards."""
+    links = shared_links(
+        candidate(
+            model="mixtral-8x7b",
+            layout="tp=1,ep=8,dp=32",
+            num_gpus=32,
+            global_batch_size=32,
+            overrides=("stack.dropout=0",),
+        )
+    )
+    found = {(pair.first, pair.second): pair for pair in links}
+    assert (Axis.EXPERT, Axis.DATA) in found or (Axis.DATA, Axis.EXPERT_DATA) in found
+    assert found[Axis.DATA, Axis.EXPERT_DATA].first_slowdown > 1.2
