@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Final
 
 import numpy as np
@@ -27,12 +28,14 @@ def _ones() -> Factors:
     return np.ones((NUM_CODES, NUM_CODES))
 
 
+@cache
 def _constant(factor: float) -> Factors:
     """`factor` for every kernel class beside everything that moves bytes; 1 where there is no kernel or no traffic."""
     table = _ones()
     kernels = [c for c in OpClass if c != OpClass.NONE]
     traffic = [c for c in Collective if c not in (Collective.NONE, Collective.BARRIER)]
     table[np.ix_(kernels, traffic)] = factor
+    table.setflags(write=False)
     return table
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -11,17 +12,30 @@ from echo_explore.graph import TimedGraph
 from echo_explore.graph.coalesce import coalesce
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
-from echo_explore.specs.schedules import PassKind
+from echo_explore.specs.schedules import PassKind, StageOrder
 from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
 from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, ran_ops, run_program
+from echo_explore.timeline.recent import Key, Recent
 from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds, scaled
 
 Fidelity = Literal["kernel", "block"]
 
-_IDENTITY = ("kind", "op_class", "phase", "collective", "axis", "asynchronous", "awaits", "stream", "host_calls")
+_IDENTITY = (
+    "kind",
+    "op_class",
+    "phase",
+    "collective",
+    "axis",
+    "asynchronous",
+    "awaits",
+    "stream",
+    "host_calls",
+    "dims",
+)
+_TEXTS = ("name", "module")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,12 +72,32 @@ class Blocks:
 
 
 def content_of(timed: TimedGraph) -> bytes:
-    """A digest of the rows of a graph, as far as the timeline looks at them."""
+    """A digest of the rows of a graph, as far as the timeline looks at them, their names for messages too."""
     own = timed.time_s.tobytes() + timed.sigma_log.tobytes() + timed.pair_class.tobytes()
     digest = hashlib.blake2b(own, digest_size=16)
     for column in _IDENTITY:
         digest.update(getattr(timed.graph, column).tobytes())
+    digest.update("\0".join(timed.graph.strings).encode())
     return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Prepared:
+    """A distinct block with its rows, and which of them a row of the job's graph is in."""
+
+    key: Key
+    expanded: Template
+    row_of: Ints
+
+
+_PREPARED: Recent[_Prepared] = Recent(64)
+_MEASURED: Recent[Template] = Recent(256)
+
+
+@lru_cache(maxsize=256)
+def _kinds_of(order: StageOrder) -> tuple[PassKind, ...]:
+    """The kinds of passes that a stage runs."""
+    return tuple(PassKind(kind) for kind in np.unique(order.phase).tolist())
 
 
 def _graphs(chunk: ChunkJob, kinds: Sequence[PassKind]) -> list[tuple[PassKind, TimedGraph]]:
@@ -97,43 +131,67 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
     num_chunks = len(job.stages[0].chunks)
     which = np.full((len(job.stages), NUM_KINDS, num_chunks), -1, dtype=np.int64)
     orders = schedule_of(job, job.num_micro_batches).orders
-    known: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    breaks, host_key = fidelity == "block", _host_key(job)
+    known: dict[Key, int] = {}
     contents: dict[int, bytes] = {}
-    expanded: list[Template] = []
-    row_of: list[Ints] = []
+    prepared: list[_Prepared] = []
     for s, stage in enumerate(job.stages):
-        kinds = [PassKind(kind) for kind in np.unique(orders[s].phase)]
+        kinds = _kinds_of(orders[s])
         for v, chunk in enumerate(stage.chunks):
             for phase, timed in _graphs(chunk, kinds):
                 content = contents.get(id(timed)) or contents.setdefault(id(timed), content_of(timed))
-                broken = _broken_rows(chunk, phase) if fidelity == "block" else ()
-                number = known.setdefault((content, broken), len(expanded))
+                broken = _broken_rows(chunk, phase) if breaks and (chunk.buckets or chunk.gathers) else ()
+                key = (content, fidelity, phase == PassKind.FORWARD, broken, *host_key)
+                number = known.setdefault(key, len(prepared))
                 which[s, phase, v] = number
-                if number < len(expanded):
-                    continue
-                rows = np.arange(timed.graph.num_ops, dtype=np.int64)
-                host = _host(job, timed)
-                if fidelity == "block":
-                    coarse = coalesce(
-                        timed,
-                        break_before=broken if phase == PassKind.FORWARD else (),
-                        break_after=broken if phase != PassKind.FORWARD else (),
-                    )
-                    timed, rows = coarse.timed, coarse.row_of
-                    host = np.bincount(rows, weights=host, minlength=timed.graph.num_ops).astype(np.float64)
-                expanded.append(expand(timed, host_row_s=host, launch_blocking=job.launch_blocking))
-                row_of.append(rows)
-    collapsed, num_ops = _measure(expanded, pairs)
+                if number == len(prepared):
+                    prepared.append(_prepared(job, timed, key, broken if breaks else None))
+    expanded = [block.expanded for block in prepared]
+    collapsed, num_ops = _measured(prepared, pairs)
     pair, halves, num_pair_ops = _pairs(job, which, collapsed, pairs, fidelity)
     return Blocks(
         which=which,
         expanded=tuple(expanded),
         collapsed=tuple(collapsed),
-        row_of=tuple(row_of),
+        row_of=tuple(block.row_of for block in prepared),
         num_simulated_ops=num_ops + num_pair_ops,
         pair=pair,
         halves=halves,
     )
+
+
+def _host_key(job: PipelineJob) -> tuple[float, ...]:
+    return (job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking))
+
+
+def _prepared(job: PipelineJob, timed: TimedGraph, key: Key, broken: tuple[int, ...] | None) -> _Prepared:
+    """A block with its rows; with `broken`, coalesced up to those."""
+    if (known := _PREPARED.get(key)) is not None:
+        return known
+    rows = np.arange(timed.graph.num_ops, dtype=np.int64)
+    host = _host(job, timed)
+    if broken is not None:
+        is_forward = bool(key[2])
+        coarse = coalesce(timed, break_before=broken if is_forward else (), break_after=() if is_forward else broken)
+        timed, rows = coarse.timed, coarse.row_of
+        host = np.bincount(rows, weights=host, minlength=timed.graph.num_ops).astype(np.float64)
+    block = _Prepared(
+        key=key, expanded=expand(timed, host_row_s=host, launch_blocking=job.launch_blocking), row_of=rows
+    )
+    _PREPARED.keep(key, block)
+    return block
+
+
+def _measured(prepared: Sequence[_Prepared], pairs: Pairs) -> tuple[list[Template], int]:
+    """Each block as one body, and how many ops it takes to measure them all; those known already are not run again."""
+    digest = pairs.digest
+    keys = [(*block.key, digest) for block in prepared]
+    known = {key: body for key in keys if (body := _MEASURED.get(key)) is not None}
+    new = [number for number, key in enumerate(keys) if key not in known]
+    for number, body in zip(new, _measure([prepared[i].expanded for i in new], pairs), strict=True):
+        known[keys[number]] = body
+        _MEASURED.keep(keys[number], body)
+    return [known[key] for key in keys], sum(block.expanded.ops.num_ops for block in prepared)
 
 
 def _pairs(
@@ -164,7 +222,8 @@ def _pairs(
                     timed = coarse.timed
                     host = np.add.reduceat(host, np.flatnonzero(np.diff(coarse.row_of, prepend=-1)))
                 together.append(expand(timed, host_row_s=host, launch_blocking=job.launch_blocking))
-    bodies, num_ops = _measure(together, pairs)
+    bodies = _measure(together, pairs)
+    num_ops = sum(template.ops.num_ops for template in together)
     halves: list[Template] = []
     for (forward, backward), body in zip(known, bodies, strict=True):
         alone_s = np.array([alone[forward].duration_s, alone[backward].duration_s])
@@ -184,8 +243,10 @@ def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
     )
 
 
-def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template], int]:
-    """Each template as one body, from a run in which each has a rank for itself; and the ops of that run."""
+def _measure(templates: Sequence[Template], pairs: Pairs) -> list[Template]:
+    """Each template as one body, from a run in which each has a rank for itself."""
+    if not templates:
+        return []
     pool = Pool.of(templates)
     copies = copy_templates(pool, np.arange(len(templates), dtype=np.int64))
     ops = copies.ops_with(())
@@ -212,4 +273,4 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> tuple[list[Template
         host_s = float(times.end_s[rows][is_host[rows]].max(initial=0.0))
         charges = charge_rank(ran, i, pool.bodies, from_s=0.0, to_s=body_s)
         collapsed.append(collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges))
-    return collapsed, n
+    return collapsed

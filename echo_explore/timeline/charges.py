@@ -109,18 +109,17 @@ def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: 
     charges = np.zeros(NUM_COLUMNS)
     num_of_body = np.zeros(bodies.shape[0])
     most = own.shape[0] + incoming.shape[0]
-    starts, ends, levels, sigmas = np.empty(most), np.empty(most), np.empty(most, np.int64), np.empty(most)
-    busy = np.zeros(_IDLE + 1)
+    times, levels, sigmas = np.empty(2 * most), np.empty(most, np.int64), np.empty(most)
+    busy, exclusive, weighted = np.zeros(_IDLE + 1), np.zeros(_IDLE + 1), np.zeros(_IDLE + 1)
     columns = (ops.start_s, ops.end_s, ops.charge, ops.op_class, ops.duration_s, ops.sigma_log)
-    intervals = (starts, ends, levels, sigmas)
     body_of = (ops.source, ops.body_of_source, ops.alone_s)
-    n = _collect(own, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy, intervals, 0)
-    n = _collect(incoming, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy[:0], intervals, n)
+    n = _collect(
+        own, incoming, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy, times, levels, sigmas
+    )
     if num_of_body.any():
         charges += num_of_body @ bodies
-    time = np.concatenate([starts[:n], ends[:n]])
-    exclusive, weighted = np.zeros(_IDLE + 1), np.zeros(_IDLE + 1)
-    sweep(time, np.argsort(time, kind="stable"), levels[:n], sigmas[:n], from_s, to_s, exclusive, weighted)
+    time = times[: 2 * n]
+    sweep(time, time.argsort(kind="stable"), levels, sigmas, from_s, to_s, exclusive, weighted)
     charges[Column.TENSOR : Column.TENSOR + NUM_AXES] += exclusive[_AXIS_LEVELS]
     charges[Column.HOST] += exclusive[_HOST_LEVELS].sum()
     charges[Column.BUBBLE] += exclusive[_IDLE]
@@ -131,7 +130,8 @@ def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: 
 
 @jit
 def _collect(
-    rows: Ints,
+    own: Ints,
+    incoming: Ints,
     columns: tuple[Floats, Floats, Ints, Ints, Floats, Floats],
     body_of: tuple[Ints, Ints, Floats],
     from_s: float,
@@ -140,13 +140,15 @@ def _collect(
     charges: Floats,
     num_of_body: Floats,
     busy: Floats,
-    intervals: tuple[Floats, Floats, Ints, Floats],
-    count: int,
+    times: Floats,
+    levels: Ints,
+    sigmas: Floats,
 ) -> int:
-    """Number of intervals for the sweep, `count` of them there before; kernels that touch are one.
+    """Number of intervals for the sweep; kernels that touch are one.
 
     Args:
-        rows: ops to look at.
+        own: ops of the rank.
+        incoming: transfers of others to it.
         columns: start_s, end_s, charge, op_class, duration_s and sigma_log of all ops.
         body_of: source, body_of_source and alone_s, see `RanOps`.
         from_s: start of the window.
@@ -154,15 +156,18 @@ def _collect(
         level_of: level of a Charge.
         charges: in and out: what kernels add.
         num_of_body: in and out: bodies that ran.
-        busy: in and out: seconds by level; empty where transfers of others are looked at.
-        intervals: out: start, end, level and sigma.
-        count: intervals that are there.
+        busy: in and out: seconds by level of its own ops.
+        times: out: start and end of each interval in turn.
+        levels: out: of each interval.
+        sigmas: out: of each interval.
     """
     start, end, charge, op_class, duration, sigma_log = columns
     source, body_of_source, alone = body_of
-    starts, ends, levels, sigmas = intervals
     last_kernel = -1
-    for op in rows:
+    count = 0
+    for position in range(own.shape[0] + incoming.shape[0]):
+        is_own = position < own.shape[0]
+        op = own[position] if is_own else incoming[position - own.shape[0]]
         low = min(max(start[op], from_s), to_s)
         high = min(max(end[op], from_s), to_s)
         kind = charge[op]
@@ -170,7 +175,7 @@ def _collect(
             continue
         took = high - low
         level = level_of[kind]
-        if busy.shape[0] > 0:
+        if is_own:
             busy[level] += took
         if kind == _BODY:
             num_of_body[body_of_source[source[op]]] += took / alone[source[op]]
@@ -184,12 +189,12 @@ def _collect(
                     charges[_IN_RECOMPUTE] += took
             charges[CLASS_SIGMA + op_class[op]] += took * sigma_log[op]
         if level == _BUSY:
-            if last_kernel >= 0 and ends[last_kernel] == low:
-                ends[last_kernel] = high
+            if last_kernel >= 0 and times[2 * last_kernel + 1] == low:
+                times[2 * last_kernel + 1] = high
                 continue
             last_kernel = count
-        starts[count] = low
-        ends[count] = high
+        times[2 * count] = low
+        times[2 * count + 1] = high
         levels[count] = level
         sigmas[count] = sigma_log[op]
         count += 1
@@ -212,16 +217,16 @@ def sweep(
     Where several intervals of that level are open, the instant has the mean of their sigmas, so that windows add up.
 
     Args:
-        time: (2 n,) starts of n intervals, then their ends.
+        time: (2 n,) start and end of n intervals in turn.
         order: (2 n,) that sorts them.
-        level: (n,) of each interval; the last level is idle.
-        sigma_log: (n,) of each interval.
+        level: (n or more,) of each interval; the last level is idle.
+        sigma_log: (n or more,) of each interval.
         from_s: start of the window.
         to_s: its end.
         exclusive: out: seconds by level.
         weighted: out: seconds times sigma by level.
     """
-    n = level.shape[0]
+    n = time.shape[0] // 2
     num_levels = exclusive.shape[0]
     num_open = np.zeros(num_levels, np.int64)
     open_sigma = np.zeros(num_levels)
@@ -237,12 +242,12 @@ def sweep(
             weighted[winner] += (until - now) * max(open_sigma[winner] / num_open[winner], 0.0)
             now = until
         if position < 2 * n:
-            i = order[position]
-            if i < n:
+            i = order[position] // 2
+            if order[position] % 2 == 0:
                 num_open[level[i]] += 1
                 open_sigma[level[i]] += sigma_log[i]
             else:
-                num_open[level[i - n]] -= 1
-                open_sigma[level[i - n]] -= sigma_log[i - n]
-                if num_open[level[i - n]] == 0:
-                    open_sigma[level[i - n]] = 0.0
+                num_open[level[i]] -= 1
+                open_sigma[level[i]] -= sigma_log[i]
+                if num_open[level[i]] == 0:
+                    open_sigma[level[i]] = 0.0

@@ -1,8 +1,10 @@
 """Is a job well formed?"""
 
 import math
+from functools import lru_cache
 
 from echo_explore.core import SpecError
+from echo_explore.specs.schedules import PipelineSchedule
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import schedule_of
 from echo_explore.timeline.ops import AXIS_STREAM
@@ -21,7 +23,7 @@ def check_job(job: PipelineJob) -> None:
     if len(num_chunks) > 1:
         raise SpecError("stages.chunks", sorted(num_chunks), "all stages need as many chunks", "split the layers alike")
     schedule = schedule_of(job, job.num_micro_batches)
-    if schedule.splits_backward and any(chunk.split is None for stage in job.stages for chunk in stage.chunks):
+    if _splits_backward(schedule) and any(chunk.split is None for stage in job.stages for chunk in stage.chunks):
         raise SpecError("schedule", job.schedule, "needs every backward in two passes", "give ChunkJob.split")
     _check_seconds("host_call_s", job.host_call_s)
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
@@ -39,6 +41,11 @@ def check_job(job: PipelineJob) -> None:
         _check_seconds(f"stages[{s}].send_backward_s", stage.send_backward_s)
         for v, chunk in enumerate(stage.chunks):
             _check_chunk(f"stages[{s}].chunks[{v}]", chunk)
+
+
+@lru_cache(maxsize=64)
+def _splits_backward(schedule: PipelineSchedule) -> bool:
+    return schedule.splits_backward
 
 
 def _check_chunk(where: str, chunk: ChunkJob) -> None:

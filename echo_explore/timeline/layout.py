@@ -1,6 +1,7 @@
 """Which pass runs on which stage, in which order."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +81,11 @@ def lay_out(job: PipelineJob, num_micro_batches: int) -> Layout:
     Raises:
         SpecError: see `schedule_of`.
     """
-    schedule = schedule_of(job, num_micro_batches)
+    return _laid_out(schedule_of(job, num_micro_batches), num_micro_batches, job.overlap_exchanges, job.ahead)
+
+
+@lru_cache(maxsize=32)
+def _laid_out(schedule: PipelineSchedule, num_micro_batches: int, overlap_exchanges: bool, ahead: int) -> Layout:
     orders = schedule.orders
     counts = np.array([order.num_passes for order in orders], dtype=np.int64)
     stage = np.repeat(np.arange(len(orders), dtype=np.int64), counts)
@@ -91,8 +96,8 @@ def lay_out(job: PipelineJob, num_micro_batches: int) -> Layout:
     at[stage, phase, chunk, micro_batch] = np.arange(stage.shape[0])
     first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
     partner = np.full(stage.shape[0], -1, dtype=np.int64)
-    if job.overlap_exchanges:
-        forwards = np.flatnonzero(starts_pair(phase, first, num_micro_batches, schedule.num_chunks, job.ahead))
+    if overlap_exchanges:
+        forwards = np.flatnonzero(starts_pair(phase, first, num_micro_batches, schedule.num_chunks, ahead))
         partner[forwards], partner[forwards + 1] = forwards + 1, forwards
     return Layout(
         schedule=schedule,

@@ -1,6 +1,6 @@
 """The program of a whole step: blocks in the order of the schedule, transfers between stages, data-parallel traffic."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ from echo_explore.timeline.blocks import Blocks, content_of
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.ops import Charge, Stream
-from echo_explore.timeline.program import Copies, Pool, Program, copy_templates
+from echo_explore.timeline.program import Copies, Pool, Program, copy_templates, wiring_of
+from echo_explore.timeline.recent import Key, Recent
 from echo_explore.timeline.slow_ranks import jitter_factors
 from echo_explore.timeline.templates import Template, expand
 from echo_explore.timeline.traffic import Extras, add_buckets, add_gathers, add_sends
@@ -34,6 +35,7 @@ class StepProgram:
         send_of: (num_blocks,) op of the transfer that a block ends with, -1 for none.
         gathers: ops of parameter gathers.
         buckets: ops of bucket reductions.
+        num_copied: ops that are copies of templates, which come first.
     """
 
     program: Program
@@ -46,6 +48,7 @@ class StepProgram:
     send_of: Ints
     gathers: Ints
     buckets: Ints
+    num_copied: int
 
 
 def build_step(
@@ -66,17 +69,68 @@ def build_step(
         is_expanded: (num_blocks,) blocks to run row by row.
         is_paired: (num_blocks,) blocks that run together with their partner.
     """
-    num_distinct = len(blocks.expanded)
     epilogues, which_epilogue = _epilogue_templates(job)
-    pool = Pool.of([*blocks.expanded, *blocks.collapsed, *blocks.halves, *epilogues])
-    of_epilogues = 2 * num_distinct + len(blocks.halves) + which_epilogue
+    rows = blocks.expanded if is_expanded.any() else ()
+    pool = Pool.of([*rows, *blocks.collapsed, *blocks.halves, *epilogues])
+    of_halves = len(rows) + len(blocks.collapsed)
     distinct = blocks.which[layout.stage, layout.phase, layout.chunk]
-    num_stages = len(job.stages)
-    of_blocks = np.where(is_expanded, distinct, distinct + num_distinct)
+    of_blocks = np.where(is_expanded, distinct, distinct + len(rows))
     paired = np.flatnonzero(is_paired)
     if paired.size:
-        of_blocks[paired] = 2 * num_distinct + _halves(blocks, layout, paired)
-    which = np.concatenate([of_blocks, of_epilogues])
+        of_blocks[paired] = of_halves + _halves(blocks, layout, paired)
+    which = np.concatenate([of_blocks, of_halves + len(blocks.halves) + which_epilogue])
+    key = _structure_of(job, layout, pool, which) if not rows else None
+    if key is None:
+        return _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
+        _KNOWN.keep(key, known)
+    return _with_times_of(known, job, pool)
+
+
+_KNOWN: Recent[StepProgram] = Recent(16)
+_EPILOGUES: Recent[Template] = Recent(64)
+
+
+def _structure_of(job: PipelineJob, layout: Layout, pool: Pool, which: Ints) -> Key | None:
+    """What the ops of a step without data-parallel traffic, and what waits for what, follow from; None with traffic."""
+    if job.jitter_sigma_log > 0 or any(chunk.buckets or chunk.gathers for s in job.stages for chunk in s.chunks):
+        return None
+    ops = pool.ops
+    columns = (ops.stream, ops.charge, ops.axis, ops.row, ops.edge_source, ops.edge_target, pool.first, pool.first_edge)
+    schedule = (job.schedule, job.schedule_lines, len(job.stages), len(job.stages[0].chunks), layout.num_micro_batches)
+    return (*schedule, job.ahead, job.overlap_p2p, which.tobytes(), *(column.tobytes() for column in columns))
+
+
+def _with_times_of(step: StepProgram, job: PipelineJob, pool: Pool) -> StepProgram:
+    """A step of the same structure with the times and classes of this job."""
+    program = step.program
+    copied = program.source[: step.num_copied]
+    columns = {}
+    for name in ("op_class", "kernel_class", "traffic_class", "duration_s", "sigma_log"):
+        column = getattr(program.ops, name).copy()
+        np.take(getattr(pool.ops, name), copied, out=column[: step.num_copied], mode="clip")
+        columns[name] = column
+    sends = np.flatnonzero(program.peer >= 0)
+    stage, forward = program.rank[sends], program.ops.stream[sends] == Stream.SEND_FORWARD
+    times_s = np.array([(s.send_forward_s, s.send_backward_s, s.send_sigma_log) for s in job.stages])
+    columns["duration_s"][sends] = np.where(forward, times_s[stage, 0], times_s[stage, 1])
+    columns["sigma_log"][sends] = times_s[stage, 2]
+    columns["duration_s"][program.ops.num_ops - len(job.stages) :] = job.host_step_s
+    return replace(step, program=replace(program, ops=replace(program.ops, **columns), pool=pool), pool=pool)
+
+
+def _assembled(
+    job: PipelineJob,
+    blocks: Blocks,
+    layout: Layout,
+    pool: Pool,
+    which: Ints,
+    is_expanded: npt.NDArray[np.bool_],
+    is_paired: npt.NDArray[np.bool_],
+) -> StepProgram:
+    num_stages = len(job.stages)
     copies = copy_templates(pool, which)
     rank_of_copy = np.concatenate([layout.stage, np.arange(num_stages)])
     extras = Extras(copies.num_ops)
@@ -108,6 +162,7 @@ def build_step(
         send_of=send_of,
         gathers=gathers,
         buckets=buckets,
+        num_copied=copies.num_ops,
     )
 
 
@@ -123,13 +178,21 @@ def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
     """The distinct epilogues, and which of them each stage has."""
     charge = Charge.PIPELINE if len(job.stages) > 1 else Charge.TENSOR
     known: dict[bytes, int] = {}
-    which = [known.setdefault(content_of(stage.epilogue), len(known)) for stage in job.stages]
+    contents = {id(stage.epilogue): b"" for stage in job.stages}
+    for stage in job.stages:
+        contents[id(stage.epilogue)] = contents[id(stage.epilogue)] or content_of(stage.epilogue)
+    which = [known.setdefault(contents[id(stage.epilogue)], len(known)) for stage in job.stages]
     first = [which.index(number) for number in range(len(known))]
     templates = []
     for s in first:
         epilogue = job.stages[s].epilogue
-        row_s = epilogue.graph.host_calls.astype(np.float64) * job.host_update_s
-        templates.append(expand(epilogue, host_row_s=row_s, model_charge=charge))
+        key = (contents[id(epilogue)], job.host_update_s, charge)
+        template = _EPILOGUES.get(key)
+        if template is None:
+            row_s = epilogue.graph.host_calls.astype(np.float64) * job.host_update_s
+            template = expand(epilogue, host_row_s=row_s, model_charge=charge)
+            _EPILOGUES.keep(key, template)
+        templates.append(template)
     return templates, np.array(which, dtype=np.int64)
 
 
@@ -164,7 +227,7 @@ def _join(copies: Copies, rank_of_copy: Ints, extras: Extras, group: Ints) -> Pr
     n = copies.num_ops
     ops = copies.ops_with(extras.ops, list(zip(extras.source, extras.target, strict=True)))
     nothing = np.full(ops.num_ops - n, -1, dtype=np.int64)
-    return Program(
+    program = Program(
         ops=ops,
         rank=np.concatenate([rank_of_copy[copies.owner], *extras.rank]),
         peer=np.concatenate([np.full(n, -1, dtype=np.int64), *extras.peer]),
@@ -175,3 +238,4 @@ def _join(copies: Copies, rank_of_copy: Ints, extras: Extras, group: Ints) -> Pr
         num_ranks=rank_of_copy.shape[0] and int(rank_of_copy.max()) + 1,
         pool=copies.pool,
     )
+    return replace(program, wiring=wiring_of(program))

@@ -1,5 +1,6 @@
 """All ops of a step, linked and ordered, and their run through the engine."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from echo_explore.timeline.ops import AXIS_STREAM, NUM_STREAMS, OP_COLUMNS, Char
 from echo_explore.timeline.ports import InterferenceModel
 from echo_explore.timeline.stuck import cycle_text, waiting_cycle
 from echo_explore.timeline.templates import Template
+from echo_explore.timeline.wiring import Wiring, wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +32,14 @@ class Pairs:
     compute: Floats
     collective: Floats
     shared: Floats = field(default_factory=lambda: np.ones((NUM_STREAMS, NUM_STREAMS)))
+
+    @property
+    def digest(self) -> bytes:
+        """Of all factors."""
+        digest = hashlib.blake2b(digest_size=16)
+        for table in (self.compute, self.collective, self.shared):
+            digest.update(str(table.shape).encode() + table.tobytes())
+        return digest.digest()
 
 
 def checked_pairs(model: InterferenceModel, sharing: Sequence[SharedLinks] = ()) -> Pairs:
@@ -198,6 +208,7 @@ class Program:
         copy: block that it belongs to, -1 for others.
         num_ranks: rank classes.
         pool: what its ops were copied from, for messages; None: nothing.
+        wiring: how they hang together, where that is known already.
     """
 
     ops: Ops
@@ -209,6 +220,7 @@ class Program:
     copy: Ints
     num_ranks: int
     pool: Pool | None = None
+    wiring: Wiring | None = None
 
     def name_of(self, op: int) -> str:
         """An op in words: what it is, its row, stream and rank class."""
@@ -229,33 +241,6 @@ class Times:
     end_s: Floats
 
 
-@jit
-def _csr(keys: Ints, num_keys: int) -> tuple[Ints, Ints]:
-    """Offsets of every key into the order that sorts `keys`, and that order; ties by index."""
-    offsets = np.zeros(num_keys + 1, np.int64)
-    for key in keys:
-        offsets[key + 1] += 1
-    for key in range(num_keys):
-        offsets[key + 1] += offsets[key]
-    at = offsets[:-1].copy()
-    order = np.empty(keys.shape[0], np.int64)
-    for i in range(keys.shape[0]):
-        order[at[keys[i]]] = i
-        at[keys[i]] += 1
-    return offsets, order
-
-
-def _in_streams(stream: Ints, order: Floats, num_streams: int) -> tuple[Ints, Ints]:
-    """Offsets of every stream into the ops in the order of their streams, and these."""
-    first, by_stream = _csr(stream, num_streams)
-    keys = order[by_stream]
-    falls = np.flatnonzero(keys[1:] < keys[:-1]) + 1
-    for s in np.unique(np.searchsorted(first, falls, side="right") - 1).tolist():
-        part = slice(first[s], first[s + 1])
-        by_stream[part] = by_stream[part][np.argsort(keys[part], kind="stable")]
-    return first, by_stream
-
-
 def _check_classes(ops: Ops, pairs: Pairs) -> None:
     for axis, name in enumerate(("kernel_class", "traffic_class")):
         largest, size = int(getattr(ops, name).max(initial=0)), pairs.compute.shape[axis]
@@ -263,6 +248,18 @@ def _check_classes(ops: Ops, pairs: Pairs) -> None:
             raise SpecError(
                 name, largest, f"the interference table has classes 0..{size - 1}", "give it a factor for every class"
             )
+
+
+def wiring_of(program: Program) -> Wiring:
+    """How the ops of a program hang together."""
+    return wire(
+        program.ops,
+        rank=program.rank,
+        peer=program.peer,
+        order=program.order,
+        group=program.group,
+        num_ranks=program.num_ranks,
+    )
 
 
 def run_program(program: Program, pairs: Pairs) -> Times:
@@ -275,28 +272,22 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     ops = program.ops
     n = ops.num_ops
     _check_classes(ops, pairs)
-    stream = program.rank * NUM_STREAMS + ops.stream
-    num_streams = program.num_ranks * NUM_STREAMS
-    stream_first, stream_order = _in_streams(stream, program.order, num_streams)
-    succ_offsets, by_source = _csr(ops.edge_source, n)
-    members = np.flatnonzero(program.group >= 0)
-    num_groups = int(program.group.max(initial=-1)) + 1
-    group_first, in_group = _csr(program.group[members], num_groups)
+    wiring = program.wiring or wiring_of(program)
     start, end = np.zeros(n), np.full(n, np.nan)
     done = run_events(
         ops.duration_s,
-        stream,
+        wiring.stream,
         ops.kernel_class,
         ops.traffic_class,
         program.group,
-        succ_offsets,
-        ops.edge_target[by_source],
-        np.bincount(ops.edge_target, minlength=n).astype(np.int64),
-        stream_first,
-        stream_order,
+        wiring.succ_offsets,
+        wiring.succ_index,
+        wiring.num_preds,
+        wiring.stream_first,
+        wiring.stream_order,
         NUM_STREAMS,
-        group_first,
-        members[in_group].astype(np.int64),
+        wiring.group_first,
+        wiring.group_members,
         pairs.compute,
         pairs.collective,
         pairs.shared,
@@ -306,8 +297,8 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     if done != n:
         cycle = waiting_cycle(
             np.isfinite(end),
-            stream=stream,
-            order=stream_order,
+            stream=wiring.stream,
+            order=wiring.stream_order,
             edge_source=ops.edge_source,
             edge_target=ops.edge_target,
             group=program.group,
@@ -325,10 +316,7 @@ def ran_ops(program: Program, times: Times, pool: Pool) -> RanOps:
         times: its run.
         pool: what its ops were copied from.
     """
-    by_rank = np.argsort(program.rank.astype(np.int16), kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(program.rank, minlength=program.num_ranks))])
-    transfers = np.flatnonzero(program.peer >= 0)
-    to = program.peer[transfers]
+    wiring = program.wiring or wiring_of(program)
     ops = program.ops
     return RanOps(
         start_s=times.start_s,
@@ -340,6 +328,6 @@ def ran_ops(program: Program, times: Times, pool: Pool) -> RanOps:
         source=program.source,
         body_of_source=pool.template_of,
         alone_s=pool.ops.duration_s,
-        own=tuple(by_rank[first[r] : first[r + 1]] for r in range(program.num_ranks)),
-        incoming=tuple(transfers[to == r] for r in range(program.num_ranks)),
+        own=wiring.own,
+        incoming=wiring.incoming,
     )

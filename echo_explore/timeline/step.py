@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.core import SpecError
-from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.graph.execution_graph import Floats
 from echo_explore.timeline.blocks import Blocks, Fidelity, prepare_blocks
 from echo_explore.timeline.breakdown import ClassTimes, breakdown_of, class_times, critical_class, step_sigma_log
 from echo_explore.timeline.charges import charge_rank
@@ -15,11 +15,11 @@ from echo_explore.timeline.explain import StepExplanation, explain_run
 from echo_explore.timeline.folding import Period, find_period, trial_lengths
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import lay_out
-from echo_explore.timeline.ops import Stream
+from echo_explore.timeline.ops import NUM_STREAMS, Stream
 from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive, paired_blocks
 from echo_explore.timeline.pipeline import StepProgram, build_step
 from echo_explore.timeline.ports import InterferenceModel
-from echo_explore.timeline.program import Pairs, Times, checked_pairs, ran_ops, run_program
+from echo_explore.timeline.program import Pairs, Times, checked_pairs, ran_ops, run_program, wiring_of
 from echo_explore.timeline.spans import Span, spans_of
 
 
@@ -173,7 +173,7 @@ def _summarise(
     num_stages = len(job.stages)
     num_run = int(run.step.layout.at.shape[3])
     ops = ran_ops(program, times, run.step.pool)
-    finish = np.array([_end_of_compute(run, own) for own in ops.own])
+    finish = _ends_of_compute(run)
     charges: list[Floats] = []
     for s in range(num_stages):
         total = charge_rank(ops, s, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
@@ -202,7 +202,9 @@ def _summarise(
     )
 
 
-def _end_of_compute(run: _Run, own: Ints) -> float:
-    """When the last op of the compute stream among the ops of a class ends: when the class has finished."""
-    on_compute = run.step.program.ops.stream[own] == Stream.COMPUTE
-    return float((run.times.end_s[own] * on_compute).max(initial=0.0))
+def _ends_of_compute(run: _Run) -> Floats:
+    """(num_stages,) When the last op of the compute stream of each class ends: when the class has finished."""
+    program = run.step.program
+    wiring = program.wiring or wiring_of(program)
+    last = wiring.stream_first[np.arange(program.num_ranks) * NUM_STREAMS + Stream.COMPUTE + 1] - 1
+    return run.times.end_s[wiring.stream_order[last]].copy()
