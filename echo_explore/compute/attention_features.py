@@ -1,9 +1,14 @@
 """What the learned residual of a fused attention kernel sees.
 
-    base = max(F / P, bytes / B) + 6000 / f;  log t = log base + r(features)
+    base = ((F / P + S)^2 + (bytes / B)^2)^(1/2) + 6000 / f;  S = Q (1 / E + 4 / V);  log t = log base + r(features)
 
 F counts the FLOP that the kernel executes (half of the square for a causal one), P the peak at the data type of the
-queries, B the bandwidth, f the clock.
+queries, B the bandwidth, f the clock. S is the softmax of Q pairs of query and key, beside the matrix units: E are
+exponentials a second, V single-precision instructions a second. It is what a generation changes least: from A100 to
+B200 the matrix units of an SM quadruple, E a clock stays, and B300 doubles E alone.
+
+References:
+    FlashAttention-3, arXiv 2407.08608 (2024), section 3.1: exponentials at 1/256 of the rate of products on H100.
 """
 
 import numpy as np
@@ -20,9 +25,13 @@ ATTENTION_FEATURES = (
     "log_waves_64", "log_waves_128", "log_waves_256", "last_wave_128", "last_wave_256", "log_query_fill_128",
     "log_block_cycles", "log_keys_over_l2", "log_batch", "log_output_cycles",
     "odd_head_dim_16", "odd_head_dim_32", "odd_head_dim_64", "head_dim_above_64", "head_dim_above_128",
+    "log_softmax_cycles",
 )  # fmt: skip
 FLOOR_CYCLES = 6000.0
-"""Cycles added to the roofline as base: about the 3 us floor of cuDNN's kernels at 1.8 GHz (2026-11-30)."""
+"""Cycles added as base: about the 3 us floor of cuDNN's kernels at 1.8 GHz (2026-11-30)."""
+SOFTMAX_INSTRUCTIONS = 4.0
+"""Of a pair beside its exponential: maximum, scale and subtract, sum, conversion to the type of the second product.
+FlashAttention-2, arXiv 2307.08691 (2023), algorithm 1, lines 8 to 10."""
 
 
 def attended_pairs(columns: dict[str, Floats]) -> Floats:
@@ -50,7 +59,7 @@ def attention_work(columns: dict[str, Floats], element_bytes: float, kv_bytes: f
     output and its gradient in, three gradients out.
     """
     c = with_used_window(columns, element_bytes)
-    work = 2.0 * c["batch"] * c["heads"] * c["seq_q"] * attended_pairs(c)
+    work = 2.0 * _pairs(c)
     backward = c["backward"] > 0
     flop = work * np.where(backward, 3.0 * c["head_dim"] + 2.0 * c["value_dim"], c["head_dim"] + c["value_dim"])
     queries = c["batch"] * c["heads"] * c["seq_q"]
@@ -58,6 +67,17 @@ def attention_work(columns: dict[str, Floats], element_bytes: float, kv_bytes: f
     moved = element_bytes * queries * c["head_dim"] + max(element_bytes, 2.0) * queries * c["value_dim"]
     moved = moved + kv_bytes * keys * (c["head_dim"] + c["value_dim"])
     return flop, np.where(backward, 2.0, 1.0) * moved
+
+
+def _pairs(columns: dict[str, Floats]) -> Floats:
+    return columns["batch"] * columns["heads"] * columns["seq_q"] * attended_pairs(columns)
+
+
+def softmax_s(columns: dict[str, Floats], chip: Chip, element_bytes: float) -> Floats:
+    """(num_rows,) seconds S of the exponentials and the instructions around them, if nothing else ran."""
+    pairs = _pairs(with_used_window(columns, element_bytes))
+    instructions_per_s = chip.vector_flop_per_s / 2.0  # the rate counts a multiply-add as two
+    return pairs * (1.0 / chip.exponentials_per_s + SOFTMAX_INSTRUCTIONS / instructions_per_s)
 
 
 def attention_columns(
@@ -87,7 +107,8 @@ def attention_base_s(
 ) -> Floats:
     """(num_rows,) seconds of the physical base; see the module."""
     flop, moved = attention_work(columns, element_bytes, kv_bytes)
-    return np.maximum(flop / peak, moved / chip.bandwidth_bytes_per_s) + FLOOR_CYCLES / chip.clock_hz
+    compute_s = flop / peak + softmax_s(columns, chip, element_bytes)
+    return np.hypot(compute_s, moved / chip.bandwidth_bytes_per_s) + FLOOR_CYCLES / chip.clock_hz
 
 
 def attention_features(
@@ -118,6 +139,7 @@ def attention_features(
     for i, width in enumerate((16.0, 32.0, 64.0)):
         out[:, 24 + i] = c["head_dim"] % width != 0
     out[:, 27], out[:, 28] = c["head_dim"] > 64, c["head_dim"] > 128
+    out[:, 29] = softmax_s(c, chip, element_bytes) * kilocycles
     logs = [i for i, name in enumerate(ATTENTION_FEATURES) if name.startswith("log_")]
     out[:, logs] = np.log(out[:, logs])
     out[:, 10], out[:, 12], out[:, 13] = c["causal"], c["backward"], c["deterministic"]

@@ -10,6 +10,8 @@ from echo_explore.core.names import nearest
 from echo_explore.specs import DeviceSpec, load_cluster
 from echo_explore.specs.base import read_toml
 
+VECTOR_LANES = 128
+"""Single-precision lanes of an SM since Hopper: NVIDIA H100 whitepaper v1.04 (2023), table 3."""
 _CATALOGUE = Path(__file__).resolve().parent.parent / "_shipped" / "kernels" / "gpus.toml"
 
 
@@ -26,6 +28,7 @@ class Chip:
         l2_cache_bytes: capacity of the last cache before memory.
         architecture: generation, in lower case; empty if unknown.
         power_w: power limit; 0 if unknown.
+        exponentials_per_clock: of one SM.
     """
 
     key: str
@@ -36,6 +39,17 @@ class Chip:
     l2_cache_bytes: float
     architecture: str = ""
     power_w: float = 0.0
+    exponentials_per_clock: int = 16
+
+    @property
+    def exponentials_per_s(self) -> float:
+        """Exponentials of the whole GPU a second."""
+        return self.exponentials_per_clock * self.num_sms * self.clock_hz
+
+    @property
+    def vector_flop_per_s(self) -> float:
+        """Single-precision rate beside the matrix units; without a stated one that of 128 lanes an SM."""
+        return self.peak_flop_per_s.get("fp32", 2.0 * VECTOR_LANES * self.num_sms * self.clock_hz)
 
     def peak(self, precision: str) -> float:
         """Dense rate at a precision, in FLOP/s.
@@ -58,9 +72,23 @@ def copy_engine(architecture: str) -> str:
     References:
         NVIDIA H100 whitepaper v1.04 (2023), "Tensor Memory Accelerator".
     """
-    if architecture in ("hopper", "blackwell"):
+    if architecture in ("hopper", "blackwell", "blackwell-rtx"):
         return "bulk"
     return "threads" if architecture in ("pascal", "volta", "turing", "ampere", "ada") else ""
+
+
+def matrix_instructions(architecture: str) -> str:
+    """Who issues the matrix products of a generation: `warp`, `warpgroup`, `tensor-memory`, or empty where unknown.
+
+    Attention kernels of one kind are of the same design: FlashAttention-2 runs on warps, 3 on warpgroups, 4 on tensor
+    memory; Blackwell cards for workstations have those of warps.
+
+    References:
+        NVIDIA, PTX ISA 8.7 (2025), sections on `mma`, `wgmma` (sm_90a) and `tcgen05` (sm_100).
+    """
+    if architecture in ("volta", "turing", "ampere", "ada", "blackwell-rtx"):
+        return "warp"
+    return {"hopper": "warpgroup", "blackwell": "tensor-memory"}.get(architecture, "")
 
 
 def chip_of(device: DeviceSpec, key: str | None = None) -> Chip:
@@ -74,6 +102,7 @@ def chip_of(device: DeviceSpec, key: str | None = None) -> Chip:
         l2_cache_bytes=device.l2_cache_bytes,
         architecture=device.architecture,
         power_w=device.power_w,
+        exponentials_per_clock=device.exponentials_per_clock,
     )
 
 

@@ -14,6 +14,7 @@ References:
     NVIDIA, Matrix Multiplication Background User's Guide, DU-09799-001 (February 2023), sections 2.3 and 3.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,25 @@ UNALIGNED_SLOWDOWN = 2.0
 50,304 sped the whole step up by about 25 % (A. Karpathy, nanoGPT, February 2023) where the output projection is 27 % of
 the FLOP: 0.73 + 0.27 x = 1.25 to 1.33 gives x = 1.9 to 2.2."""
 # Approximation: alignments to 8 and 4 bytes lie between in equal ratios; no table has such shapes, direction unknown.
+
+UNALIGNED_BATCHED_FRACTION: Mapping[str, float] = {"fp16": 53.9 / 312.0, "bf16": 12.2 / 312.0}
+"""Share of the peak that batched products with such rows reach on Ampere: torch.bmm of (384, 1024, 1024) and (384,
+1024, 140), rows of 280 bytes, on A100 under CUDA 11.6 (pytorch/pytorch issue 83272, August 2022). The bf16 one is 0.63
+of the rate of the CUDA cores: no kernel for matrix units takes such rows."""
+# Approximation: later libraries may have such kernels: over-estimates their products; other generations are not known.
+
+
+def unaligned_batched_s(shape: Floats, peak_flop_per_s: float, element_bytes: float, fraction: float) -> Floats:
+    """(num_rows,) least seconds of batched products whose rows are no multiple of 16 bytes; 0 for any other.
+
+    Args:
+        shape: (num_rows, 4) batch, m, n, k.
+        peak_flop_per_s: of the matrix units.
+        element_bytes: of the inputs.
+        fraction: share of the peak that such products reach.
+    """
+    unaligned = (shape[:, 2:] * element_bytes % ALIGNMENT_BYTES != 0).any(axis=1) & (shape[:, 0] > 1)
+    return np.where(unaligned, 2.0 * np.prod(shape, axis=1) / (peak_flop_per_s * fraction), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,14 @@
 """What the learned residual of a matrix product sees: logs of physical times and ratios.
 
-    base = max(s F / P, bytes / B) + 4000 / f,  F = 2 batch m n k;  log t = log base + r(features)
+    base = ((s F / P)^p + (bytes / B)^p)^(1/p) + 4000 / f,  F = 2 batch m n k;  log t = log base + r(features)
 
-with P the peak, B the bandwidth, f the clock, s the slowdown of unaligned rows. Times enter the features as clock
-cycles, so that a GPU without measurements is met by the ones that were measured. `m` of the features counts the rows of
-all batches. Extents below 32, the smallest of the tables, count as 32 in half and lower precision.
+with p the exponent of the network (2, or infinity: the larger of the two), P the peak, B the bandwidth, f the clock, s
+the slowdown of unaligned rows. Times enter the features as clock cycles, so that a GPU without measurements is met by
+the ones that were measured. `m` of the features counts the rows of all batches. Extents below 32, the smallest of the
+tables, count as 32 in half and lower precision.
 """
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +28,15 @@ GEMM_FEATURES = (
 _TILES = ((256.0, 128.0), (128.0, 256.0), (128.0, 128.0), (128.0, 64.0), (64.0, 64.0))
 _WHOLE_WAVES = 3
 FLOOR_CYCLES = 4000.0
-"""Cycles added to the roofline as base: 2.2 us at 1.8 GHz, about the shortest product of the tables (2026-11-30)."""
+"""Cycles added as base: 2.2 us at 1.8 GHz, about the shortest product of the tables (2026-11-30)."""
 CLOCK_UNIT = 1e3
 """Features count kilocycles."""
 
 
-def gemm_base_s(shape: Floats, chip: Chip, peak: float, element_bytes: float, slowdown: Floats | float = 1.0) -> Floats:
+def gemm_base_s(
+    shape: Floats, chip: Chip, peak: float, element_bytes: float, slowdown: Floats | float = 1.0, *,
+    exponent: float = math.inf,
+) -> Floats:  # fmt: skip
     """(num_rows,) seconds of the physical base of products; see the module.
 
     Args:
@@ -39,11 +45,16 @@ def gemm_base_s(shape: Floats, chip: Chip, peak: float, element_bytes: float, sl
         peak: P in FLOP/s.
         element_bytes: of the inputs; the output has at least 2.
         slowdown: factor s.
+        exponent: p, 1 or more.
     """
     batch, m, n, k = shape.T
     compute_s = 2.0 * batch * m * n * k / peak * slowdown
     memory_s = gemm_bytes(shape, element_bytes) / chip.bandwidth_bytes_per_s
-    return np.asarray(np.maximum(compute_s, memory_s) + FLOOR_CYCLES / chip.clock_hz, dtype=np.float64)
+    if math.isinf(exponent):
+        joined = np.maximum(compute_s, memory_s)
+    else:
+        joined = (compute_s**exponent + memory_s**exponent) ** (1.0 / exponent)
+    return np.asarray(joined + FLOOR_CYCLES / chip.clock_hz, dtype=np.float64)
 
 
 def gemm_bytes(shape: Floats, element_bytes: float) -> Floats:

@@ -18,8 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.compute.attention_features import attention_base_s, attention_features, attention_work
-from echo_explore.compute.chip import Chip, copy_engine
-from echo_explore.compute.gemm import UNALIGNED_SLOWDOWN, alignment_slowdown
+from echo_explore.compute.chip import Chip, copy_engine, matrix_instructions
+from echo_explore.compute.gemm import (
+    UNALIGNED_BATCHED_FRACTION,
+    UNALIGNED_SLOWDOWN,
+    alignment_slowdown,
+    unaligned_batched_s,
+)
 from echo_explore.compute.gemm_features import FLOOR_CYCLES, gemm_base_s, gemm_bytes, gemm_features
 from echo_explore.compute.network import ResidualNetwork, load_networks
 from echo_explore.compute.stream_features import stream_base_s, stream_features
@@ -37,6 +42,8 @@ SMALLEST_EXTENT = 32.0
 """Smallest n and k of the tables in 16 bits and below; smaller ones cost the same."""
 QUARTER_FRACTION = 0.955
 """How much faster than its quarter a product may be: within the 5 % that measured tables scatter by."""
+MEASURED_BACKWARD = "cudnn"
+"""Kernels whose backward is in the tables; the others take the device's ratio to the forward."""
 CAST_OVER_STATIC = 1.5
 """Cast to fp8 with a scale a token, as the tables time it with a product, over the one with a known scale: median 1.40
 (H100) to 1.53 (B200) by GPU, 6,368 pairs of measured casts of vLLM 0.24 on five GPUs (2026-12-01)."""
@@ -84,7 +91,9 @@ def _choose(name: str, chip: Chip) -> tuple[ResidualNetwork, list[str], float, b
             sigma = own.sigma_log.get(key, own.sigma_log["*"])
             return own, [f"device:{key}"], float(np.hypot(sigma, LIKE_SIGMA_LOG * (place > 0))), False
     generic = network_file(name)[f"{name}_generic"]
-    return generic, [_category(generic, "copies", copy_engine(chip.architecture))], generic.sigma_log["*"], True
+    words = (("copies", copy_engine(chip.architecture)), ("matrix", matrix_instructions(chip.architecture)))
+    known = [_category(generic, field, value) for field, value in words if generic.knows_field(field)]
+    return generic, known, generic.sigma_log["*"], True
 
 
 def _category(network: ResidualNetwork, field: str, value: str) -> str:
@@ -117,7 +126,7 @@ def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "")
         inner = (
             rows if precision == "fp32" else np.column_stack([rows[:, :2], np.maximum(rows[:, 2:], SMALLEST_EXTENT)])
         )
-        return inner, gemm_base_s(inner, chip, peak, element, slowdown)
+        return inner, gemm_base_s(inner, chip, peak, element, slowdown, exponent=network.base_exponent)
 
     def raw(rows: Floats, base: Floats) -> Floats:
         residual = network.residual(gemm_features(rows, chip, peak, element), categories)
@@ -130,6 +139,8 @@ def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "")
         )
     flop = 2.0 * np.prod(shape, axis=1)
     bound = np.maximum(flop / peak, gemm_bytes(shape, element) / chip.bandwidth_bytes_per_s)
+    if chip.architecture == "ampere" and precision in UNALIGNED_BATCHED_FRACTION:
+        bound = np.maximum(bound, unaligned_batched_s(shape, peak, element, UNALIGNED_BATCHED_FRACTION[precision]))
     return Learned(time_s=np.maximum(time, bound), sigma_log=sigma, generic=generic)
 
 

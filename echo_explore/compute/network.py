@@ -7,6 +7,7 @@ physical base alone decides. A category is a text such as `device:gb200` or `sou
 seen counts as the mean of its field. Weights are fitted by scripts/fit_compute.py and shipped as plain text.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,7 @@ class ResidualNetwork:
         ceiling_base_s: (num_knots,) bases at which `ceiling` holds; empty: no ceiling.
         ceiling: by device, `*` for any other: (num_knots,) largest r at such a base, linear in the log of the base
             between, constant outside; base times e^ceiling never falls with the base.
+        base_exponent: p of the physical base that it was fitted over; see gemm_features.
         sigma_log: spread of log(measured / predicted) on rows held back, by device; `*` for any other.
         facts: source, date, sample size, errors.
     """
@@ -60,6 +62,7 @@ class ResidualNetwork:
     residual_high: float
     ceiling_base_s: npt.NDArray[np.float64]
     ceiling: Mapping[str, npt.NDArray[np.float64]]
+    base_exponent: float
     sigma_log: Mapping[str, float]
     facts: Mapping[str, Any]
 
@@ -164,6 +167,7 @@ def load_networks(path: Path) -> dict[str, ResidualNetwork]:
             residual_high=float(table["residual_high"]),
             ceiling_base_s=np.array(table.get("ceiling_base_us", ()), dtype=np.float64) * 1e-6,
             ceiling={k: np.array(v, dtype=np.float64) for k, v in table.get("ceiling", {}).items()},
+            base_exponent=float(table.get("base_exponent", math.inf)),
             sigma_log={str(k): float(v) for k, v in table["sigma_log"].items()},
             facts={k: table[k] for k in ("source", "fitted_on", "num_rows", "held_back") if k in table},
         )

@@ -16,7 +16,13 @@ from echo_explore.compute.coefficients import SUBSTITUTES, Calibration, DeviceCo
 from echo_explore.compute.corrections import Clock, Correction
 from echo_explore.compute.gemm import Floats, GemmCoefficients, Machine, combine, gemm_time_s
 from echo_explore.compute.gemm_features import gemm_bytes
-from echo_explore.compute.learned import Learned, learned_attention, learned_product, learned_stream
+from echo_explore.compute.learned import (
+    MEASURED_BACKWARD,
+    Learned,
+    learned_attention,
+    learned_product,
+    learned_stream,
+)
 from echo_explore.compute.signatures import Bools, Signatures
 from echo_explore.compute.streaming import StreamCoefficients, stream_time_s
 from echo_explore.core import MissingCalibration
@@ -43,6 +49,8 @@ NARROW = ("fp8", "mxfp8")
 nvfp4 and fp32 stay physical: docs/compute_model.md says why."""
 LARGEST_EXTENT = 2**26
 """Beyond it a size is a mistake rather than a kernel: no tensor of training has 67 million rows a rank (2026-11-30)."""
+BACKWARD_PRODUCTS = 2.5
+"""FLOP of a fused backward over its forward: five products for two; FlashAttention-2, arXiv 2307.08691 (2023), 2.3."""
 CONVOLUTION_SIGMA_LOG = 0.3
 """Assumed spread of a convolution priced as its implicit product; no table in 16 bits (2026-11-30)."""
 # Approximation: a convolution streams its own bytes, not those of the product it stands for; reuse of the window by the
@@ -243,16 +251,7 @@ class Pricing:
         )
         sigma = np.where(part.backward, coefficients.backward_sigma_log, coefficients.sigma_log)
         if self.stack.attention_kernel:
-            columns = attention_columns(
-                *(part.dims[:, i] for i in range(6)), value_dim=value_dims(part.dims), causal=part.dims[:, 6],
-                window=part.dims[:, 7],
-            )  # fmt: skip
-            learned = learned_attention(
-                columns, self.chip, name, name, kernel=self.stack.attention_kernel, source=self.stack.kernel_source
-            )
-            forward = np.maximum(learned.time_s, attention_flop(part.dims) / (machine.peak_flop_per_s * rate))
-            time = forward * np.where(part.backward, coefficients.backward_ratio * backward_work(part.dims), 1.0)
-            sigma = np.where(part.backward, coefficients.backward_sigma_log, learned.sigma_log)
+            time, sigma = self._named_attention(part, name, coefficients, machine.peak_flop_per_s * rate)
         low, high = coefficients.head_dims[[0, -1]]
         outside = (part.dims[:, 3:5].max(axis=1, initial=0.0) > self.calibration.longest_sequence) | (
             (part.dims[:, 5] < low) | (part.dims[:, 5] > high)
@@ -269,6 +268,28 @@ class Pricing:
             attention_bytes(part.dims, element) / machine.bandwidth_bytes_per_s,
         )
         return np.maximum(time, bound), sigma * np.where(outside, 2.0, 1.0)
+
+    def _named_attention(
+        self, part: Signatures, name: str, c: AttentionCoefficients, rate_flop_per_s: float
+    ) -> tuple[Floats, Floats]:
+        """Attention by the kernel that the stack names; its backward too where the tables have it."""
+        columns = attention_columns(
+            *(part.dims[:, i] for i in range(6)), value_dim=value_dims(part.dims), causal=part.dims[:, 6],
+            window=part.dims[:, 7],
+        )  # fmt: skip
+        kernel, source = self.stack.attention_kernel, self.stack.kernel_source
+        forward = learned_attention(columns, self.chip, name, name, kernel=kernel, source=source)
+        forward_s = np.maximum(forward.time_s, attention_flop(part.dims) / rate_flop_per_s)
+        backward_s, sigma = c.backward_ratio * backward_work(part.dims) * forward_s, c.backward_sigma_log
+        if kernel == MEASURED_BACKWARD and not forward.generic:
+            columns["backward"] = np.ones(part.backward.shape)
+            backward = learned_attention(columns, self.chip, name, name, kernel=kernel, source=source)
+            least = BACKWARD_PRODUCTS * backward_work(part.dims) * attention_flop(part.dims) / rate_flop_per_s
+            backward_s, sigma = np.maximum(backward.time_s, least), backward.sigma_log
+        return (
+            np.where(part.backward, backward_s, forward_s),
+            np.where(part.backward, sigma, forward.sigma_log),
+        )
 
     def stream(self, part: Signatures, name: str) -> tuple[Floats, Floats]:
         """(time_s, sigma_log) of kernels that only move bytes."""

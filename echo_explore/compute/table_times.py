@@ -13,7 +13,13 @@ from echo_explore.compute.chip import Chip, named_chip
 from echo_explore.compute.coefficients import Calibration
 from echo_explore.compute.gemm_features import gemm_bytes
 from echo_explore.compute.kernel_table import PASSES, KernelTable, Kind
-from echo_explore.compute.learned import Learned, learned_attention, learned_gemm, learned_stream
+from echo_explore.compute.learned import (
+    MEASURED_BACKWARD,
+    Learned,
+    learned_attention,
+    learned_gemm,
+    learned_stream,
+)
 from echo_explore.compute.pricing import FALLBACK_SIGMA_LOG, OTHER_RATE_FRACTION
 from echo_explore.compute.tables import (
     attention_table_columns,
@@ -27,8 +33,6 @@ from echo_explore.core import MissingCalibration, SpecError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
-MEASURED_BACKWARD = "cudnn"
-"""Kernels whose backward is in the tables; the others take the device's ratio to the forward."""
 TENSORS: Mapping[str, float] = {
     "add": 3, "sub": 3, "mul": 3, "div": 3, "pow": 3, "mlp_act": 3, "fp8_quant_scale_matrix": 1.5,
     "fp8_quant_computescale": 1.5,

@@ -33,6 +33,9 @@ class DeviceSpec(StrictModel):
         calibration: name of the device whose measured coefficients apply (its own, or the nearest measured one).
         peak_flop_per_s: dense matrix rates by precision, without sparsity.
         clock_hz: boost clock at which those rates hold.
+        exponentials_per_clock: that one SM computes, which bounds softmax in attention; 16 from Volta to Blackwell
+            (FlashAttention-4, arXiv 2603.05451 (2026), section 3, for Hopper and Blackwell; CUDA C++ Programming Guide
+            12.8 (2025), table of arithmetic throughput).
         memory_bytes: capacity as nvidia-smi shows it (usable bytes before the CUDA context).
     """
 
@@ -45,6 +48,7 @@ class DeviceSpec(StrictModel):
     memory_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="memory_bandwidth")
     l2_cache_bytes: Bytes = Field(alias="l2_cache")
     power_w: Watts = Field(alias="power")
+    exponentials_per_clock: int = Field(default=16, ge=1, le=LARGEST)
     peak_flop_per_s: Annotated[dict[str, float], BeforeValidator(_peak_table)] = Field(alias="peak")
 
     @model_validator(mode="after")

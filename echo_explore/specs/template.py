@@ -30,6 +30,7 @@ memory = "81559 MiB"             # nvidia-smi --query-gpu=memory.total --format=
 memory_bandwidth = "3350 GB/s"   # data sheet
 l2_cache = "50 MiB"              # data sheet
 power = "700 W"                  # nvidia-smi --query-gpu=power.limit --format=csv
+# exponentials_per_clock = 32    # of one SM; default 16, as from Volta to Blackwell; 32 on Blackwell Ultra
 
 [device.peak]                    # matrix rates without sparsity; leave out what the GPU does not have
 bf16 = "989.4 TFLOP/s"           # data sheet

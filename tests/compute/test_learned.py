@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_explore.compute import RooflineModel, load_calibration
-from echo_explore.compute.attention_features import attention_columns, attention_work
-from echo_explore.compute.chip import Chip, chip_names, chip_of, named_chip
+from echo_explore.compute.attention_features import attention_base_s, attention_columns, attention_work, softmax_s
+from echo_explore.compute.chip import Chip, chip_names, chip_of, matrix_instructions, named_chip
 from echo_explore.compute.gemm_features import gemm_bytes
 from echo_explore.compute.learned import (
     GEMM_NETWORKS,
@@ -22,7 +22,7 @@ from echo_explore.compute.learned import (
 )
 from echo_explore.compute.network import load_networks
 from echo_explore.core import MissingCalibration, SpecError
-from echo_explore.graph import DType, OpClass, OpRow, build_graph
+from echo_explore.graph import DType, OpClass, OpRow, Phase, build_graph
 from echo_explore.specs import load_cluster
 from tests.compute.graphs import device, gemm, stack
 
@@ -163,6 +163,56 @@ def test_small_extents_cost_what_the_smallest_of_the_tables_costs() -> None:
     assert small == smallest
 
 
+def test_generations_differ_by_who_issues_products_and_by_exponentials() -> None:
+    names = ("A100-SXM", "RTX-PRO-6000", "H100", "GB200", "GB300", "MI300X")
+    chips = [named_chip(name if name != "A100-SXM" else "A100-SXM4-80GB") for name in names]
+    issued = [matrix_instructions(chip.architecture) for chip in chips]
+    assert issued == ["warp", "warp", "warpgroup", "tensor-memory", "tensor-memory", ""]
+    assert [chip.exponentials_per_clock for chip in chips] == [16, 16, 16, 16, 32, 16]
+    # 10.7e12 exponentials a second: NVIDIA, Inside NVIDIA Blackwell Ultra (developer blog, August 2025).
+    assert chips[4].exponentials_per_s == pytest.approx(10.7e12, rel=0.1)
+
+
+def test_softmax_is_what_a_faster_matrix_unit_leaves() -> None:
+    """Exponentials and single-precision instructions over products: 0.5 of them on A100, 1.5 on GB200, 1 on GB300."""
+    columns = attention_columns(*(np.array([float(v)]) for v in (4, 32, 32, 8192, 8192, 128)))
+    found = []
+    for name in ("A100-SXM4-80GB", "GB200", "GB300"):
+        chip = named_chip(name)
+        products_s = attention_work(columns, 2.0, 2.0)[0] / chip.peak("bf16")
+        softmax = softmax_s(columns, chip, 2.0)
+        found.append(float(softmax[0] / products_s[0]))
+        assert attention_base_s(columns, chip, chip.peak("bf16"), 2.0, 2.0) > products_s + softmax
+    assert found == pytest.approx([0.5, 1.5, 1.0], rel=0.1)
+
+
+def test_an_unknown_gpu_with_more_exponentials_is_faster_at_attention() -> None:
+    columns = attention_columns(*(np.array([float(v)]) for v in (4, 32, 32, 8192, 8192, 64)), causal=1.0)
+    known = replace(named_chip("GB200"), key="nobody-measured-it")
+    chips = (known, replace(known, exponentials_per_clock=32))
+    slow, fast = (learned_attention(columns, chip, "bf16", "bf16") for chip in chips)
+    assert slow.generic
+    assert fast.generic
+    # GB200 over GB300 in the tables at head_dim 64: 1.2 to 1.4 by kernel.
+    assert 1.1 < slow.time_s[0] / fast.time_s[0] < 1.6
+
+
+def test_batched_products_with_unaligned_rows_leave_the_matrix_units() -> None:
+    """torch.bmm on A100 under CUDA 11.6: pytorch/pytorch issue 83272 (August 2022), milliseconds."""
+    chip = named_chip("A100-SXM4-40GB")
+    aligned, unaligned = np.array([[512.0, 1024, 128, 1024]]), np.array([[384.0, 1024, 140, 1024]])
+    for shape, precision, measured_ms in (
+        (aligned, "fp16", 1.037), (aligned, "bf16", 1.036), (unaligned, "fp16", 2.092), (unaligned, "bf16", 9.232)
+    ):  # fmt: skip
+        assert learned_gemm(shape, chip, precision).time_s[0] * 1e3 == pytest.approx(measured_ms, rel=0.2)
+    one, other = unaligned.copy(), named_chip("H100")
+    one[0, 0] = 1.0
+    padded = np.array([[384.0, 1024, 144, 1024]])
+    assert learned_gemm(one, chip, "bf16").time_s[0] < learned_gemm(unaligned, chip, "bf16").time_s[0] / 384 * 50
+    for fast in (learned_gemm(padded, chip, "bf16"), learned_gemm(unaligned, other, "bf16")):
+        assert fast.time_s[0] < 1.5e-3
+
+
 def test_a_backward_in_8_bits_visits_all_keys() -> None:
     sizes = [np.array([float(v)]) for v in (1, 8, 8, 8192, 8192, 64)]
     whole, windowed = (attention_columns(*sizes, causal=1.0, window=w, backward=1.0) for w in (0.0, 128.0))
@@ -228,6 +278,25 @@ def test_the_stack_names_the_attention_kernel() -> None:
     default = model.kernel_times(graph, device("h100-ndr"), stack()).time_s[0]
     assert fa3 == pytest.approx(default, rel=0.15)
     assert triton > 1.2 * fa3
+
+
+def test_the_backward_of_cudnn_is_the_same_in_graphs_and_tables() -> None:
+    dims = (1, 128, 8, 8192, 8192, 128, 1, 0)
+    rows = [
+        OpRow(op_class=OpClass.ATTENTION, dtype=DType.BF16, phase=p, dims=dims) for p in (Phase.FORWARD, Phase.BACKWARD)
+    ]
+    columns = attention_columns(
+        *(np.array([float(v)] * 2) for v in dims[:6]), causal=1.0, backward=np.array([0.0, 1.0])
+    )
+    named = stack().model_copy(update={"attention_kernel": "cudnn"})
+    model = RooflineModel(MODEL.calibration, sustained=False)
+    for cluster in ("h200-ndr", "gb200-nvl72", "gb300-nvl72"):
+        found = model.kernel_times(build_graph(rows), device(cluster), named).time_s
+        table = learned_attention(columns, chip_of(device(cluster)), "bf16", "bf16", kernel="cudnn").time_s
+        np.testing.assert_allclose(found, table, rtol=1e-5)
+        assert 2.5 < found[1] / found[0] < 4.0
+    elsewhere = model.kernel_times(build_graph(rows), device("mi300x-roce"), named).time_s
+    assert elsewhere[1] / elsewhere[0] == pytest.approx(3.0, abs=0.1)
 
 
 def test_corrections_are_applied_last_and_to_their_class_only(tmp_path: Path) -> None:
