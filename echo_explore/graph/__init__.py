@@ -6,6 +6,7 @@ from echo_explore.graph.compose import ChunkShape, backward_graph, chunk_pieces,
 from echo_explore.graph.decompose import Decomposed, OverlapMethod, decompose
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, concatenate, op_rows
 from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpClass, OpKind, Phase
+from echo_explore.graph.paired import paired_with_products
 from echo_explore.graph.rank_trace import RankTrace, load_rank_trace, save_rank_trace
 from echo_explore.graph.regroup import is_layer, piece_of, with_pieces
 from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
@@ -47,6 +48,7 @@ __all__ = [
     "load_trace",
     "op_rows",
     "order_streams",
+    "paired_with_products",
     "piece_of",
     "save_chakra",
     "save_graph",

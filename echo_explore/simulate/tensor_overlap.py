@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from echo_explore.graph import Axis, Decomposed, ExecutionGraph, TimedGraph, Trace, decompose, is_layer, select_rows
+from echo_explore.graph import (
+    Axis,
+    Decomposed,
+    ExecutionGraph,
+    TimedGraph,
+    Trace,
+    decompose,
+    is_layer,
+    paired_with_products,
+    select_rows,
+)
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.specs import Candidate
 
@@ -37,7 +47,8 @@ class TensorOverlap:
             if not is_layer(name):
                 continue
             graphs = []
-            for backward, graph in ((False, piece.forward), (True, piece.backward)):
+            for backward, traced in ((False, piece.forward), (True, piece.backward)):
+                graph = paired_with_products(traced) if candidate.stack.tensor_overlap == "async-tp" else traced
                 parts = decompose(graph, num_ranks=layout.tensor_parallel, method=candidate.stack.tensor_overlap)
                 self._parts[name, backward] = (graph, parts)
                 graphs.append(parts.graph)

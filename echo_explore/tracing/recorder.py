@@ -309,8 +309,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _functional(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A collective that returns its result, or the wait for one."""
         self.flush()
-        out = func(*args, **kwargs)
         if func._opname == functional_collectives.WAIT:
+            out = args[0].detach()  # the array itself, as on a GPU; on fake tensors the operator makes another
             written = self.storages.dependences([self.storages.access(args[0])])
             found = [i for i in sorted(written) if self.rows[i].kind is OpKind.COLLECTIVE and self.rows[i].asynchronous]
             waited = {row.awaits for row in self.rows[min(found, default=len(self.rows)) :]}
@@ -318,6 +318,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if index not in waited:
                     self._waiter(index)()
             return out
+        out = func(*args, **kwargs)
         described = functional_collectives.describe_functional(func, args, kwargs, out, self._axes)
         if described.num_ranks > 1:
             self._add_collective(plan.name, described)

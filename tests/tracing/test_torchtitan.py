@@ -137,3 +137,12 @@ def test_context_parallelism_exchanges_keys_and_values(service: TraceService) ->
 def test_what_llama_3_is_not_is_refused_by_name(service: TraceService, model: Any, changes: Any, match: str) -> None:
     with pytest.raises(TraceError, match=match):
         titan(service, model, **changes)
+
+
+def test_what_a_collective_made_is_read_through_its_wait(service: TraceService) -> None:
+    """`wait_tensor` gives back its own array: what reads it depends on the collective, and nothing is stored twice."""
+    forward = titan(service, tensor_parallel=4).pieces["layer.dense"].forward
+    deps = np.split(forward.dep_index, forward.dep_offsets[1:-1])
+    for gather in np.flatnonzero(forward.is_collective & (forward.collective == Collective.ALL_GATHER)):
+        (copy,) = (row for row in range(forward.num_ops) if gather in deps[row] and forward.kind[row] != OpKind.WAIT)
+        assert forward.strings[forward.name[copy]] == "aten.cat"
