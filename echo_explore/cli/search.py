@@ -24,8 +24,8 @@ def search_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study; try what failed again.")] = False,
     calibration: Annotated[str | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     interference: Annotated[
-        str, typer.Option("--interference", help="physical, constant or none: mutual slowdowns.")
-    ] = "physical",
+        str | None, typer.Option("--interference", help="physical, constant or none; default: physical.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Find the fastest or cheapest layout; the same command again goes on, or prints the finished result."""

@@ -42,6 +42,9 @@ def megatron_arguments(record: TrialRecord, space: ResolvedSpace) -> list[str]:
     if recomputes_layers(point.recompute):
         _, method, count = (point.recompute if ":" in point.recompute else "full:uniform:1").split(":")
         arguments.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {count}")
+    for name, value in (("NCCL_ALGO", space.stack.nccl_algo), ("NCCL_PROTO", space.stack.nccl_proto)):
+        if value:
+            arguments.append(f"# {name}={value} in the environment")
     return arguments
 
 

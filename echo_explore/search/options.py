@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_explore.core import SpecError
-from echo_explore.simulate.presets import DEFAULT_INTERFERENCE
 from echo_explore.specs import SearchSpace
 
 ENUMERATE_LIMIT: Final = 50_000
@@ -32,7 +31,7 @@ class SearchOptions:
         objective: `step_time`, `cost`, `energy` or several with commas; default: what the space says.
         resume: the study must exist; failed trials are tried again, and it goes on even where they fail again.
         calibration: a calibration file whose coefficients replace the shipped ones.
-        interference: `physical`, `constant` or `none`.
+        interference: `physical`, `constant` or `none`; default: as for predictions.
     """
 
     space: str | SearchSpace
@@ -47,7 +46,7 @@ class SearchOptions:
     objective: str | None = None
     resume: bool = False
     calibration: str | None = None
-    interference: str = DEFAULT_INTERFERENCE
+    interference: str | None = None
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLER_NAMES:

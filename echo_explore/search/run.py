@@ -323,5 +323,7 @@ def _require_extra(options: SearchOptions) -> None:
 
 def _simulator_factory(space: ResolvedSpace, options: SearchOptions) -> EvaluatorFactory:
     from echo_explore.search.evaluate import SimulatorFactory
+    from echo_explore.simulate.presets import DEFAULT_INTERFERENCE
 
-    return SimulatorFactory(space=space, calibration=options.calibration, interference=options.interference)
+    interference = options.interference or DEFAULT_INTERFERENCE
+    return SimulatorFactory(space=space, calibration=options.calibration, interference=interference)

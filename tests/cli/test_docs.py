@@ -10,19 +10,40 @@ from typer.main import get_command
 from echo_explore.cli.main import app
 from tests.cli.support import Cli
 
-TEXT = (Path(__file__).parents[2] / "docs/predict.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "predict.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    echo-explore (predict (?:.*\\\n)*.*)$", TEXT, re.M)
+
+
+def commands_of(page: str, name: str) -> list[str]:
+    """Commands of that name on a page, without those that stand for several."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.findall(rf"^    echo-explore ({name} (?:.*\\\n)*.*)$", text, re.M)
+    return [command for command in found if not re.search(r"\.\.\.|[\[|]|[A-Z]{4}", command)]
+
+
+OTHERS = [c for page in ("timeline.md", "interference.md", "topology.md") for c in commands_of(page, "predict")]
+COMM = commands_of("collectives.md", "comm")
 
 
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 4
+    assert len(OTHERS) >= 2
+    assert len(COMM) >= 2
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + OTHERS)
 def test_command_of_the_page(cli: Cli, command: str) -> None:
     done = cli(*shlex.split(command.replace("\\\n", " ")))
     assert done.code == 0, done.err
     assert "step time" in done.out
+
+
+@pytest.mark.parametrize("command", COMM)
+def test_command_of_the_page_on_collectives(cli: Cli, command: str) -> None:
+    done = cli(*shlex.split(command))
+    assert done.code == 0, done.err
+    assert "GB/s" in done.out
 
 
 def test_every_option_is_on_the_page() -> None:

@@ -79,6 +79,7 @@ def test_options_reach_the_simulator(cli: Cli) -> None:
     assert _prediction(cli, num_gpus="192")["num_ranks"] == 192
     assert _prediction(cli, layout="tp=8,pp=12,dp=2")["num_ranks"] == 192
     assert _prediction(cli, "--set", "cluster.node.link_bandwidth=50 GB/s")["step_time_s"] > plain["step_time_s"]
+    assert _prediction(cli, "--set", "stack.nccl_proto=LL")["step_time_s"] > 1.1 * plain["step_time_s"]
     stage = _prediction(cli, layer_split="2,8,8,8,8,8,8,8,8,8,8,14")["memory"]
     assert stage[11]["parameters_bytes"] > 1.5 * stage[1]["parameters_bytes"]
 

@@ -96,3 +96,25 @@ def test_dashboard_names_the_studies_there_are(cli: Cli, space: Path, monkeypatc
     assert served == [(str(cli.home / "studies/mine/study.log"), "127.0.0.1", 8080)]
     assert "warning" not in done.err
     assert "warning: 0.0.0.0 can be reached by others" in cli("dashboard", "--host", "0.0.0.0").err
+
+
+def test_the_interference_model_is_part_of_the_study(cli: Cli, space: Path) -> None:
+    plain = cli("search", space, "--address", "none", "--json")
+    other = cli("search", space, "--address", "none", "--json", "--interference", "none")
+    first, second = (json.loads(done.out) for done in (plain, other))
+    assert first["study"] != second["study"]
+    assert second["best"][0]["step_time_s"] <= first["best"][0]["step_time_s"]
+    _search(cli, space)
+    refused = cli("search", space, "--study", "mine", "--address", "none", "--interference", "none")
+    assert refused.code == 2
+    assert refused.err.startswith("error: study mine: identity = ")
+    wrong = cli("search", space, "--address", "none", "--interference", "some")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+    assert "interference = 'some': must be one of none, constant, physical" in wrong.err
+
+
+def test_schedules_are_searched(cli: Cli, space: Path) -> None:
+    space.write_text(SPACE.replace("[search]", '[search]\nschedule = ["auto", "zb-h1"]'))
+    points = [row["label"] for row in json.loads(cli("search", space, "--address", "none", "--json").out)["best"]]
+    assert any(label.endswith("zb-h1") for label in points)
+    assert any(label.endswith("sp") or "recompute" in label.split()[-1] for label in points)

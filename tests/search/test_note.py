@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def test_uneven_stages_are_spelled_out(tmp_path: Path) -> None:
 def test_a_schedule_that_megatron_has_not_is_said(tmp_path: Path) -> None:
     text = arguments(tmp_path, pipeline_parallel=12, schedule="zb-h1")
     assert "# schedule zb-h1: not Megatron's" in text
+
+
+def test_a_forced_choice_of_nccl_goes_into_the_environment(tmp_path: Path) -> None:
+    space = resolved(write_space(tmp_path))
+    forced = replace(space, stack=space.stack.model_copy(update={"nccl_algo": "Ring,Tree"}))
+    point = SearchPoint(num_gpus=96, tensor_parallel=8, pipeline_parallel=12)
+    record = TrialRecord(trial=0, point=point, state="evaluated", values=(1.0,))
+    assert "# NCCL_ALGO=Ring,Tree in the environment" in megatron_arguments(record, forced)
+    assert not any("NCCL" in line for line in megatron_arguments(record, space))
 
 
 @pytest.mark.parametrize(("layers", "text"), [((2, 3), "Et*2|t*3L"), ((0, 4, 1), "E|t*4|t*1L"), ((7,), "Et*7L")])
