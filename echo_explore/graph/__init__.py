@@ -9,6 +9,7 @@ from echo_explore.graph.kinds import DTYPE_BYTES, Axis, Collective, DType, OpCla
 from echo_explore.graph.paired import paired_with_products
 from echo_explore.graph.rank_trace import RankTrace, load_rank_trace, save_rank_trace
 from echo_explore.graph.regroup import is_layer, piece_of, with_pieces
+from echo_explore.graph.reorder import reordered
 from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
 from echo_explore.graph.stream_order import Ordered, StreamJoin, order_streams
 from echo_explore.graph.timed import TimedGraph
@@ -50,6 +51,7 @@ __all__ = [
     "order_streams",
     "paired_with_products",
     "piece_of",
+    "reordered",
     "save_chakra",
     "save_graph",
     "save_rank_trace",

@@ -88,6 +88,8 @@ class Axis(IntEnum):
     """Ranks over which each expert is split."""
     EXPERT_MODEL = 10
     """Ranks that hold all experts once: expert and expert-tensor axis together."""
+    HOST = 11
+    """No group: copies to the memory of the rank's own host (SEND) and back (RECV)."""
 
 
 class Collective(IntEnum):

@@ -1,10 +1,10 @@
 """Peak memory of every pipeline stage by part, from a trace, a layout and a schedule."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final
 
-from echo_explore.graph import ChunkShape, Parameter, Piece, Trace, piece_of
+from echo_explore.graph import ChunkShape, Parameter, Piece, Trace, is_layer, piece_of
 from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
 from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
@@ -161,11 +161,11 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     shapes = stage_chunks(candidate, stage)
     state = static_state(stage_parameters(candidate, trace, shapes), state_bytes(candidate))
     peak = activation_peak(
-        [chunk_memory([piece_of(trace, name) for name in shape.piece_names(trace.layer_kinds)]) for shape in shapes],
+        [chunk_memory(chunk_pieces_kept(candidate, trace, shape)) for shape in shapes],
         _walked(candidate).orders[stage],
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
-    transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace)
+    transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace) + offload_buffer_bytes(candidate, trace)
     return StageMemory(
         stage=stage,
         parameters_bytes=state.parameters_bytes,
@@ -222,11 +222,30 @@ def saved_bytes(candidate: Candidate, trace: Trace) -> tuple[tuple[float, ...], 
     """Activation bytes that the forward of one micro-batch leaves for its backward, by stage and chunk of the stage."""
     return tuple(
         tuple(
-            chunk_memory([piece_of(trace, name) for name in shape.piece_names(trace.layer_kinds)]).saved_bytes
+            chunk_memory(chunk_pieces_kept(candidate, trace, shape)).saved_bytes
             for shape in stage_chunks(candidate, stage)
         )
         for stage in range(candidate.layout.pipeline_parallel)
     )
+
+
+def chunk_pieces_kept(candidate: Candidate, trace: Trace, shape: ChunkShape) -> list[Piece]:
+    """The pieces of a chunk; what layers save that goes to the host is back on the GPU while they run backward."""
+    pieces, layer = [], shape.first_layer
+    for name in shape.piece_names(trace.layer_kinds):
+        piece = piece_of(trace, name)
+        if is_layer(name) and layer < candidate.recipe.offload_layers:
+            peak = piece.saved_bytes + piece.backward_peak_bytes
+            piece = replace(piece, saved_bytes=0.0, backward_peak_bytes=peak)
+        layer += is_layer(name)
+        pieces.append(piece)
+    return pieces
+
+
+def offload_buffer_bytes(candidate: Candidate, trace: Trace) -> float:
+    """Bytes of the layer on its way to the host or back while another runs: what the largest of them saves."""
+    kinds = trace.layer_kinds[: candidate.recipe.offload_layers]
+    return max((trace.pieces[f"layer.{kind}"].saved_bytes for kind in kinds), default=0.0)
 
 
 def stage_parameters(candidate: Candidate, trace: Trace, shapes: Sequence[ChunkShape]) -> list[Parameter]:

@@ -6,6 +6,7 @@ from echo_explore.graph import Trace
 from echo_explore.simulate.job_builder import JobBuilder
 from echo_explore.simulate.link_sharing import shared_links
 from echo_explore.simulate.native_job import NativeJobBuilder
+from echo_explore.simulate.offload import with_offload
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
@@ -21,6 +22,7 @@ JOB_BUILDERS: dict[str, type[JobBuilder] | type[NativeJobBuilder]] = {
 
 def build_job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
     """The job that the timeline simulates."""
+    trace = with_offload(candidate, trace)
     job = JOB_BUILDERS[candidate.stack.framework](candidate, trace, pricer, what_if).job
     return replace(job, shared_links=shared_links(candidate))
 

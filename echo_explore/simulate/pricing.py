@@ -100,6 +100,10 @@ class Pricer:
         for row in rows.tolist():
             axis, kind = Axis(int(graph.axis[row])), Collective(int(graph.collective[row]))
             dtype, size = DType(int(graph.dtype[row])), float(graph.message_bytes[row])
+            if axis is Axis.HOST:
+                time_s[row] = self.host_copy(size)
+                pair_class[row] = self._pairing.traffic_class(kind, NO_TRAFFIC)
+                continue
             shape = (shapes or {}).get(row) or self.shape(axis)
             if graph.dims[row, 0] > 0:
                 time_s[row], sigma_log[row] = self.exchange(axis, size, tuple(graph.dims[row].tolist()), dtype)
@@ -191,6 +195,15 @@ class Pricer:
         request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
+
+    def host_copy(self, message_bytes: float) -> float:
+        """Seconds of a copy to or from the memory of the host, alone.
+
+        # Approximation: at the rate of the link, without what packets and the host's memory take from it, and without
+        # slowing down the kernels beside it, whose memory moves 10 to 100 times as much (under-estimates).
+        """
+        factor = self._what_if.axis_factor(Axis.HOST)
+        return message_bytes / self._candidate.cluster.node.host_link_bytes_per_s * factor
 
     def ring_step(
         self,

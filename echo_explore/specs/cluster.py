@@ -82,6 +82,7 @@ class NodeSpec(StrictModel):
         num_nics: network cards used for training traffic.
         nic_bandwidth_bytes_per_s: of one card, one direction.
         pcie_bandwidth_bytes_per_s: of one GPU to its host or card, one direction; also of a PCIe switch's uplink.
+        host_bandwidth_bytes_per_s: of one GPU to the memory of its host, one direction; 0: that of PCIe.
         gpus_per_pcie_switch: GPUs that share a PCIe switch and its uplink; 0: as many as there are GPUs to a card.
         nic_place: cards lie under the GPUs' PCIe switches, or at the root complex, behind the uplinks.
     """
@@ -95,6 +96,7 @@ class NodeSpec(StrictModel):
     num_nics: int = Field(alias="nics", ge=0)
     nic_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="nic_bandwidth")
     pcie_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="pcie_bandwidth")
+    host_bandwidth_bytes_per_s: BytesPerSecond = Field(default=0.0, alias="host_bandwidth")
     gpus_per_pcie_switch: int = Field(default=0, ge=0)
     nic_place: Literal["switch", "root"] = "switch"
 
@@ -122,6 +124,11 @@ class NodeSpec(StrictModel):
                 "node.nic_place", "root", "needs node.gpus_per_pcie_switch, whose uplinks the cards share", "give it"
             )
         return self
+
+    @property
+    def host_link_bytes_per_s(self) -> float:
+        """Of one GPU to the memory of its host, one direction."""
+        return self.host_bandwidth_bytes_per_s or self.pcie_bandwidth_bytes_per_s
 
     @property
     def domain_gpus(self) -> int:

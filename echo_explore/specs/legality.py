@@ -45,9 +45,22 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
         )
     if recipe.lora_targets is not None and recipe.lora_rank == 0:
         raise SpecError("recipe.lora_targets", "(given)", "needs recipe.lora_rank", "give lora_rank, or leave it out")
+    _check_offload(model, layout, recipe)
     check_experts(model, layout, recipe)
     check_recompute(model, recipe.recompute, overlap_shared_experts=bool(recipe.overlap_shared_experts))
     _check_batch(layout, recipe)
+
+
+def _check_offload(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe) -> None:
+    """What megatron-core 0.16.1 refuses beside cpu_offloading (transformer_config.py, 2026-12-01)."""
+    count = recipe.offload_layers
+    for wrong, rule, fix in (
+        (count >= model.num_layers, f"must be below num_layers = {model.num_layers}", "move fewer layers"),
+        (layout.pipeline_parallel > 1, "does not go with pipeline stages", "use pp=1"),
+        (recipe.recompute != "none", "does not go with recomputation", "use --recompute none"),
+    ):
+        if count and wrong:
+            raise SpecError("recipe.offload_layers", count, rule, fix)
 
 
 def _check_batch(layout: ParallelConfig, recipe: TrainingRecipe) -> None:

@@ -73,6 +73,8 @@ def check_native(
     if names_modules(recipe.recompute):
         rule = f"{stack.framework} has no modules to recompute by name"
         raise SpecError("recompute", recipe.recompute, rule, "use none, selective or full")
+    if stack.framework == "ddp" and recipe.offload_layers:
+        raise SpecError("recipe.offload_layers", recipe.offload_layers, "is not modelled for ddp", "leave it out")
     if stack.framework == "ddp" and recipe.recompute == "selective":
         raise SpecError("recompute", "selective", "is traced for fsdp2 and torchtitan only", "use none or full")
     for name, value in (("model.moe", model.moe), ("model.mla", model.mla)):

@@ -85,6 +85,8 @@ class TrainingRecipe(StrictModel):
             reverse (Megatron's overlap_moe_expert_parallel_comm).
         overlap_tensor: gathers and scatters of activations over tensor-parallel ranks are decomposed and run beside the
             products that read or make them (Megatron's tp_comm_overlap, PyTorch's AsyncTP); needs sequence parallelism.
+        offload_layers: the first so many layers keep what they save for the backward in the memory of the host
+            (Megatron's cpu_offloading_num_layers); without pipeline and recomputation.
         lora_rank: width of low-rank adapters; everything else is frozen then. 0: all parameters are trained.
         lora_targets: linear layers with adapters, by Megatron's names; needs lora_rank.
     """
@@ -113,6 +115,7 @@ class TrainingRecipe(StrictModel):
     overlap_shared_experts: bool | None = None
     overlap_expert_exchange: bool | None = None
     overlap_tensor: bool | None = None
+    offload_layers: int = Field(default=0, ge=0, le=LARGEST)
     lora_rank: int = Field(default=0, ge=0, le=4096)
     lora_targets: LoraTargets | None = None
 

@@ -30,6 +30,8 @@ class Stream(IntEnum):
     EXPERT_DATA = 11
     EMBEDDING = 12
     """Gradients of tied embeddings, between the first and the last stage."""
+    HOST_LINK = 13
+    """Copies to the memory of the host and back."""
 
 
 class Charge(IntEnum):
@@ -65,6 +67,7 @@ _AXIS_STREAM = {
     Axis.PIPELINE: (Stream.MODEL, Charge.PIPELINE),
     Axis.EMBEDDING: (Stream.EMBEDDING, Charge.PIPELINE),
     Axis.MODEL: (Stream.MODEL, Charge.PIPELINE),
+    Axis.HOST: (Stream.HOST_LINK, Charge.HOST),
 }
 AXIS_STREAM: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[0] for axis in Axis], dtype=np.int64)
 """(num_axes,) Stream of a collective by Axis; -1 where there is none."""

@@ -40,6 +40,7 @@ _THREADS = {
     Stream.EXPERT_DATA: "expert data comm",
     Stream.EMBEDDING: "embedding comm",
     Stream.HOST: "host launches",
+    Stream.HOST_LINK: "copies to and from the host",
 }
 
 

@@ -70,8 +70,8 @@ def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
         return f"task {row.task} is not represented yet"
     if row.sharding in ("zero2", "zero3") and stack.framework == "megatron":
         return "sharded gradients and parameters (ZeRO-2 and 3, FSDP) are not represented yet"
-    if row.overlap.offload:
-        return "activations moved to host memory are not represented yet"
+    if row.overlap.offload and not row.overlap.offload_layers:
+        return "what is moved to host memory is not represented yet: only activations of a number of layers"
     if recompute_of(row, stack) is None:
         return f"recompute {row.recompute!r} is not represented yet: only layers and Megatron's modules"
     if row.precision is None:
@@ -233,6 +233,8 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
         "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,
     }
+    if row.overlap.offload_layers:
+        fields["offload_layers"] = row.overlap.offload_layers
     if row.task == "lora":
         fields["lora_rank"] = row.lora_rank or stack.lora_rank
     if row.sharding == "zero2":

@@ -42,7 +42,8 @@ class OverlapFlags:
         expert_dispatcher: how tokens travel to experts.
         tensor: gathers and scatters of activations run beside products.
         expert_exchange: exchanges of experts run beside another micro-batch.
-        offload: activations are moved to host memory.
+        offload: something is moved to host memory.
+        offload_layers: layers whose activations are, where the words say how many.
         narrow_reduction: gradients are reduced in 16 bits (Composer's mixed precision mode PURE).
     """
 
@@ -57,6 +58,7 @@ class OverlapFlags:
     tensor: bool | None = None
     expert_exchange: bool | None = None
     offload: bool = False
+    offload_layers: int = 0
     narrow_reduction: bool = False
 
 
@@ -321,6 +323,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         fused_norm=norm,
         first_flash="flash_attentionv1" in words,
         offload="offload" in words,
+        offload_layers=int(found[1]) if (found := re.search(r"act cpu offload (\d+) layers", words)) else 0,
         narrow_reduction="mode pure" in words,
     )
 

@@ -16,6 +16,7 @@ class StackRule:
         version: regular expression found in the version column.
         gpu: regular expression found at the start of the GPU column.
         extra: regular expression found in attn_extra, case ignored.
+        sharding: regular expression found in zero_stage_or_fsdp, case ignored.
         mixture: only mixtures of experts.
         stack: name of a shipped stack profile, or None.
         reason: why there is none.
@@ -25,16 +26,16 @@ class StackRule:
     version: str = ""
     gpu: str = ""
     extra: str = ""
+    sharding: str = ""
     mixture: bool = False
     stack: str | None = None
     reason: str = ""
 
 
-_MEGATRON_FSDP = "Megatron's own fully sharded data parallelism is not traced yet"
-
 STACK_RULES = (
     StackRule(framework=r"deepspeed zero-3", stack="deepspeed-zero3"),
-    StackRule(framework=r"megatron.fsdp", reason=_MEGATRON_FSDP),
+    StackRule(framework=r"megatron.fsdp", stack="megatron-fsdp"),
+    StackRule(framework=r"megatron", sharding=r"megatron.fsdp", stack="megatron-fsdp"),
     StackRule(framework=r"llm-foundry", gpu=r"H\d", stack="llm-foundry-fsdp-hopper"),
     StackRule(framework=r"llm-foundry", stack="llm-foundry-fsdp"),
     StackRule(framework=r"fms-fsdp", stack="fms-fsdp"),
@@ -93,6 +94,8 @@ def stack_of(row: MeasuredRow) -> StackProfile | str:
         if not re.search(rule.framework, row.framework) or not re.search(rule.version, row.version):
             continue
         if not re.match(rule.gpu, row.gpu) or not re.search(rule.extra, row.extra, re.IGNORECASE):
+            continue
+        if not re.search(rule.sharding, row.values.get("zero_stage_or_fsdp", ""), re.IGNORECASE):
             continue
         if rule.mixture and not row.moe_experts:
             continue

@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from echo_explore.graph import ChunkShape, Phase, Trace, backward_graph, chunk_pieces, forward_graph, piece_of
+from echo_explore.graph import (
+    ChunkShape,
+    OpRow,
+    Phase,
+    Trace,
+    backward_graph,
+    build_graph,
+    chunk_pieces,
+    forward_graph,
+    piece_of,
+    reordered,
+)
 from echo_explore.specs import load_model
 from echo_explore.testing.traces import HandmadeTracer
 from echo_explore.tracing.request import TraceRequest
@@ -99,3 +110,16 @@ def test_memory_of_a_group_is_that_of_its_layers_kept() -> None:
     assert tail.saved_bytes == again.saved_bytes - traced.boundary_bytes == 0
     assert lead.saved_bytes == again.saved_bytes
     assert lead.backward_peak_bytes == 3 * kept.saved_bytes + kept.backward_peak_bytes
+
+
+def test_rows_in_another_order_keep_what_they_refer_to(trace: Trace) -> None:
+    graph = trace.pieces["layer.dense"].backward
+    chain = build_graph([OpRow(name=str(i), deps=(i - 1,) if i % 2 else (), awaits=i - 1) for i in range(6)])
+    moved = reordered(chain, [2, 3, 0, 1, 4, 5])
+    assert [moved.strings[n] for n in moved.name] == ["2", "3", "0", "1", "4", "5"]
+    assert moved.dep_index.tolist() == [0, 2, 4]
+    assert moved.awaits.tolist() == [3, 0, -1, 2, 1, 4]
+    same = reordered(graph, range(graph.num_ops))
+    assert same.flop.tolist() == graph.flop.tolist()
+    with pytest.raises(ValueError, match="every row once"):
+        reordered(chain, [0, 0, 1, 2, 3, 4])

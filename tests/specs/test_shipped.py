@@ -39,6 +39,7 @@ MODELS = (
 STACKS = (
     *(
         "megatron-core",
+        "megatron-fsdp",
         "megatron-2022",
         "megatron-deepspeed",
         "aleph-scaling",

@@ -9,7 +9,7 @@ from echo_explore.topology import GroupShape, domain_size, group_shape, pipeline
 
 H100 = load_cluster("h100-ndr")
 RACK = load_cluster("gb200-nvl72")
-AXES = [axis for axis in Axis if axis not in (Axis.NONE, Axis.PIPELINE)]
+AXES = [axis for axis in Axis if axis not in (Axis.NONE, Axis.PIPELINE, Axis.HOST)]
 
 
 def groups_by_hand(axis: Axis, layout: ParallelConfig) -> list[list[int]]:

@@ -151,14 +151,15 @@ def test_current_scaling_reads_arrays_before_the_cast_and_delayed_scaling_does_n
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"framework": "megatron-fsdp"}, "Megatron's own fully sharded data parallelism is not traced yet"),
+        ({"framework": "megatron-fsdp", "tp": "1", "pp": "2", "dp": "4"}, "layout.pp = 2: is not traced for fsdp2"),
         ({"framework": "torchtitan", "pp": "2", "dp": "4", "tp": "1"}, "layout.pp = 2: is not traced for torchtitan"),
         ({"framework": "jax"}, "framework 'jax' has no stack profile"),
         ({"gpu": "TPUv5"}, "no cluster for GPU 'TPUv5'"),
         ({"task": "distillation"}, "task distillation is not represented yet"),
         ({"zero_stage_or_fsdp": "3"}, "sharded gradients and parameters"),
         ({"recompute": "selective:attn"}, "recompute 'selective:attn' is not represented yet"),
-        ({"overlap_flags": "act cpu offload 20 layers"}, "activations moved to host memory"),
+        ({"overlap_flags": "optimizer cpu offload"}, "what is moved to host memory is not represented yet"),
+        ({"overlap_flags": "act cpu offload 20 layers"}, "recipe.offload_layers = 20: does not go with pipeline"),
         ({"precision": "int4"}, "precision 'int4' is not known"),
         ({"precision": "fp8"}, "precision = 'fp8': A100-SXM4-80GB has no such rate; fix: use one of"),
         ({"dp": "3"}, "tp*pp*dp*cp = 12: is not num_gpus = 8"),
@@ -205,6 +206,14 @@ def test_the_tables_of_rules_are_in_the_documents() -> None:
         assert any(line.startswith(f"| `{pattern}` |") and rule.why in line for line in text.splitlines()), rule
     for stack in STACK_RULES:
         assert stack.stack is None or f"`{stack.stack}`" in text
+
+
+def test_megatron_fsdp_with_activations_in_host_memory() -> None:
+    cells = {"framework": "megatron-bridge", "zero_stage_or_fsdp": "megatron-fsdp 64", "recompute": "none"}
+    cells |= {"tp": "1", "pp": "1", "dp": "8", "overlap_flags": "act cpu offload 20 layers"}
+    candidate = mapped(**cells)
+    assert (candidate.stack.name, candidate.recipe.offload_layers) == ("megatron-fsdp", 20)
+    assert mapped(recompute="none").recipe.offload_layers == 0
 
 
 def test_the_width_of_adapters_comes_from_the_name_or_the_stack() -> None:

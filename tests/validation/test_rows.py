@@ -131,7 +131,7 @@ def test_sharding(text: str, meaning: str) -> None:
         ("kernel=torch; unfused RMSNorm", OverlapFlags(fused_norm=False)),
         ("kernel=flash_attentionv1.0.8", OverlapFlags(first_flash=True)),
         ("CUDA_LAUNCH_BLOCKING=1 probably set; DeepSpeed PP engine", OverlapFlags(launch_blocking=True)),
-        ("act cpu offload 20 layers", OverlapFlags(offload=True)),
+        ("act cpu offload 20 layers", OverlapFlags(offload=True, offload_layers=20)),
     ],
 )
 def test_overlap(text: str, meaning: OverlapFlags) -> None:
