@@ -56,7 +56,9 @@ def reported(text: str) -> pd.DataFrame:
 
 def shipped_errors(table: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     """(gpu, dtype, rows, mean) of the shipped model on a table."""
-    cells = {name: table[name].fillna("").astype(str).tolist() for name in table.columns}
+    cells = {
+        name: table[name].astype(object).where(table[name].notna(), "").astype(str).tolist() for name in table.columns
+    }
     times = table_times(KernelTable(name=kind, kind=kind, columns=cells), shipped_calibration())
     if times.reason:
         raise SystemExit(f"{len(times.reason)} rows have no price: {next(iter(times.reason.values()))}")
