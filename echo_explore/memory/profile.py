@@ -163,6 +163,7 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     peak = activation_peak(
         [chunk_memory(chunk_pieces_kept(candidate, trace, shape)) for shape in shapes],
         _walked(candidate).orders[stage],
+        together=candidate.overlaps_exchanges,
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
     transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace) + offload_buffer_bytes(candidate, trace)
@@ -286,7 +287,10 @@ def chunk_memory(pieces: Sequence[Piece]) -> ChunkMemory:
         saved += piece.saved_bytes
         backward = max(backward, saved + piece.backward_peak_bytes)
     return ChunkMemory(
-        saved_bytes=saved, forward_peak_bytes=max(forward, saved), backward_peak_bytes=max(backward, saved)
+        saved_bytes=saved,
+        forward_peak_bytes=max(forward, saved),
+        backward_peak_bytes=max(backward, saved),
+        pieces=tuple((p.saved_bytes, p.forward_peak_bytes, p.backward_peak_bytes) for p in pieces),
     )
 
 

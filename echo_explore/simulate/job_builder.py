@@ -24,10 +24,12 @@ from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
-from echo_explore.specs import Candidate
+from echo_explore.specs import Candidate, StackProfile
 from echo_explore.timeline import (
     ChunkJob,
     GradientBucket,
+    HostModules,
+    ModuleSeconds,
     ParameterGather,
     PipelineJob,
     SplitBackward,
@@ -87,6 +89,7 @@ class JobBuilder:
             host_call_s=stack.host_call_s * host_factor,
             host_backward_call_s=stack.host_backward_call_s * host_factor,
             host_expert_call_s=stack.host_backward_call_s * host_factor if stack.experts_apart else 0.0,
+            host_modules=_modules(stack).times(host_factor),
             overlap_exchanges=candidate.overlaps_exchanges,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
             host_update_s=self._host_parameter_s * self._what_if.host_factor,
@@ -326,6 +329,11 @@ class JobBuilder:
             data_ranks=group,
             num_updated=self._updated(parameters, flat) if sharded else len(parameters),
         )
+
+
+def _modules(stack: StackProfile) -> HostModules:
+    wide, narrow = stack.host_modules.wide, stack.host_modules.narrow
+    return HostModules(wide=ModuleSeconds(**wide.model_dump()), narrow=ModuleSeconds(**narrow.model_dump()))
 
 
 def _axis(bucket: Bucket) -> Axis:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from echo_explore.core import SpecError
 from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel, StringTuple
+from echo_explore.specs.host_modules import HostModulesSpec
 from echo_explore.specs.recompute import Recompute
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
@@ -152,6 +153,7 @@ class StackProfile(StrictModel):
             gradient norm to the next forward; Megatron loops over its parameters there, CUDA graphs or not.
         host_sharded_parameter_s: the same with the distributed optimizer, for each parameter of which the rank
             updates a part.
+        host_modules: host time of modules whose Python does more than dispatch what a trace counts (megatron only).
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
@@ -199,6 +201,7 @@ class StackProfile(StrictModel):
     host_step_s: Seconds = Field(alias="host_step")
     host_parameter_s: Seconds = Field(default=0.0, alias="host_parameter")
     host_sharded_parameter_s: Seconds = Field(default=0.0, alias="host_sharded_parameter")
+    host_modules: HostModulesSpec = Field(default_factory=HostModulesSpec)
     nccl_version: str
     nccl_algo: str = ""
     nccl_proto: str = ""

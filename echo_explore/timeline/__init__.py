@@ -4,6 +4,7 @@ from echo_explore.timeline.blocks import Fidelity
 from echo_explore.timeline.bound import cheap_bound, step_time_lower_bound
 from echo_explore.timeline.breakdown import BREAKDOWN_KEYS, ClassTimes
 from echo_explore.timeline.explain import BubbleSplit, StepExplanation
+from echo_explore.timeline.host import HostModules, ModuleSeconds
 from echo_explore.timeline.job import (
     ChunkJob,
     GradientBucket,
@@ -29,7 +30,9 @@ __all__ = [
     "ClassTimes",
     "Fidelity",
     "GradientBucket",
+    "HostModules",
     "InterferenceModel",
+    "ModuleSeconds",
     "PairTable",
     "ParameterGather",
     "PipelineJob",

@@ -14,12 +14,13 @@ from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind, StageOrder
 from echo_explore.timeline.charges import charge_rank
+from echo_explore.timeline.host import host_row_seconds
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
 from echo_explore.timeline.program import Pairs, Pool, Program, copy_templates, ran_ops, run_program
 from echo_explore.timeline.recent import Key, Recent
-from echo_explore.timeline.templates import Template, collapse, expand, host_row_seconds, scaled
+from echo_explore.timeline.templates import Template, collapse, expand, scaled
 
 Fidelity = Literal["kernel", "block"]
 
@@ -239,6 +240,7 @@ def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
         call_s=job.host_call_s,
         backward_call_s=job.host_backward_call_s,
         expert_call_s=job.host_expert_call_s,
+        modules=job.host_modules,
         launch_blocking=job.launch_blocking,
     )
 

@@ -11,9 +11,9 @@ from echo_explore.graph.execution_graph import Floats
 from echo_explore.graph.interleave import exchanges
 from echo_explore.specs.schedules import posts_receives
 from echo_explore.timeline.checks import check_job
+from echo_explore.timeline.host import host_seconds
 from echo_explore.timeline.job import ChunkJob, PipelineJob, StageJob
 from echo_explore.timeline.layout import schedule_of
-from echo_explore.timeline.templates import host_seconds
 
 
 def _serial_s(timed: TimedGraph, *, beside: bool = False) -> Floats:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from echo_explore.graph import Axis, Collective, TimedGraph
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.timeline.host import HostModules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ class PipelineJob:
             A forward or backward of a chunk lasts at least as long as its calls take the host.
         host_backward_call_s: the same in a backward.
         host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
+        host_modules: host time of modules whose Python does more than their operators; None: nothing more.
         host_step_s: host time once a step, after the epilogue.
         host_update_s: host time of one of `ExecutionGraph.host_calls` of the epilogues.
         shared_links: which axes hold each other back, and how much.
@@ -169,6 +171,7 @@ class PipelineJob:
     overlap_exchanges: bool = False
     host_expert_call_s: float = 0.0
     host_update_s: float = 0.0
+    host_modules: HostModules | None = None
     shared_links: tuple[SharedLinks, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Axis, OpClass, OpKind, Phase, TimedGraph
+from echo_explore.graph import Axis, OpKind, Phase, TimedGraph
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, DATA_STREAMS, Charge, Ops, Stream, check_times
 
@@ -43,40 +43,6 @@ class Template:
     def uses_data_stream(self) -> bool:
         """Whether its rows queue with bucket reductions and gathers."""
         return bool(np.isin(self.ops.stream, DATA_STREAMS).any())
-
-
-LAUNCH_LATENCY_S = 8.9e-6
-"""Total latency of an empty kernel launched alone, V100 (Zhang et al., arXiv 2004.05371 (2020), launch overheads)."""
-
-
-def host_row_seconds(
-    timed: TimedGraph,
-    *,
-    call_s: float,
-    backward_call_s: float,
-    expert_call_s: float = 0.0,
-    launch_blocking: bool = False,
-) -> Floats:
-    """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward.
-
-    A grouped product, and the cast right ahead of it, stands for one of each expert: `expert_call_s` for each further.
-    With `launch_blocking` also what it waits for each kernel and collective beyond the time that runs on the GPU.
-    """
-    graph = timed.graph
-    waits_s = LAUNCH_LATENCY_S * (graph.is_compute | graph.is_collective) if launch_blocking else 0.0
-    each_s: Floats = np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
-    row_s = graph.host_calls.astype(np.float64) * each_s
-    products = np.flatnonzero(graph.op_class == OpClass.GROUPED_GEMM)
-    further_s = np.maximum(graph.dims[products, 0] - 1, 0) * expert_call_s
-    row_s[products] += further_s
-    is_cast = (products > 0) & np.isin(graph.op_class[products - 1], (OpClass.COPY, OpClass.QUANTISE))
-    row_s[products[is_cast] - 1] += further_s[is_cast]
-    return row_s + waits_s
-
-
-def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:
-    """What the host needs for the calls of the graph."""
-    return float(host_row_seconds(timed, call_s=call_s, backward_call_s=backward_call_s).sum())
 
 
 def expand(

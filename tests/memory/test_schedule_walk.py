@@ -109,3 +109,35 @@ def test_a_v_keeps_at_most_the_activations_of_1f1b_on_every_stage(name: str) -> 
     peaks = [activation_peak([unit(), unit()], order).saved_bytes for order in schedule.orders]
     assert max(peaks) <= 2 * p + (name == "dualpipev")
     assert any((order.phase == PassKind.BACKWARD_WEIGHT).any() for order in schedule.orders)
+
+
+def test_a_forward_beside_a_backward_saves_while_the_other_frees() -> None:
+    """One forward runs ahead; then forwards and backwards of two micro-batches go piece by piece."""
+    pieces = ((10.0, 12.0, 3.0), (10.0, 12.0, 3.0), (20.0, 25.0, 7.0))
+    chunk = ChunkMemory(saved_bytes=40.0, forward_peak_bytes=45.0, backward_peak_bytes=47.0, pieces=pieces)
+    order = build_schedule(
+        "no-pipelining", pipeline_parallel=1, virtual_pipeline=1, num_micro_batches=6, ahead=1
+    ).orders[0]
+    apart, together = (activation_peak([chunk], order, together=t) for t in (False, True))
+    assert apart.saved_bytes + apart.transient_bytes == 2 * 40 + 7
+    # The first piece forward beside the last one backward: 12 of one, 40 + 7 of the other.
+    assert (together.saved_bytes, together.transient_bytes) == (10 + 40, 12 - 10 + 7)
+
+
+@given(schedules(), st.data())
+def test_running_together_never_needs_less_than_what_is_saved_between(
+    schedule: tuple[int, int, int, int], data: st.DataObject
+) -> None:
+    stages, stage, chunks, micro_batches = schedule
+    sizes = data.draw(st.lists(st.integers(1, 50).map(float), min_size=chunks, max_size=chunks))
+    order = build_schedule(
+        default_schedule(stages, chunks),
+        pipeline_parallel=stages,
+        virtual_pipeline=chunks,
+        num_micro_batches=micro_batches,
+    ).orders[stage]
+    units = [
+        ChunkMemory(saved_bytes=s, forward_peak_bytes=s, backward_peak_bytes=s, pieces=((s, s, 0.0),)) for s in sizes
+    ]
+    apart, together = (activation_peak(units, order, together=t) for t in (False, True))
+    assert max(sizes) <= together.saved_bytes + together.transient_bytes <= apart.saved_bytes + apart.transient_bytes

@@ -17,7 +17,7 @@ from echo_explore.testing.strategies import (
     timed_graph,
 )
 from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, SharedLinks, StepTimeline, simulate_step
-from echo_explore.timeline.templates import LAUNCH_LATENCY_S
+from echo_explore.timeline.host import LAUNCH_LATENCY_S
 
 PARTS = ("recompute_s", "interference_s")
 NONE = interference()

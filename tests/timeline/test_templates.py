@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from echo_explore.graph import Axis, Collective, OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
+from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.interference import NoInterference
 from echo_explore.timeline.blocks import _measure
 from echo_explore.timeline.charges import Column
+from echo_explore.timeline.host import LAUNCH_LATENCY_S, HostModules, ModuleSeconds, host_row_seconds, host_seconds
 from echo_explore.timeline.program import checked_pairs
-from echo_explore.timeline.templates import LAUNCH_LATENCY_S, expand, host_row_seconds, host_seconds
+from echo_explore.timeline.templates import expand
 
 
 def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> None:
@@ -62,6 +63,30 @@ def test_each_further_expert_is_a_call_of_its_own() -> None:
     host = host_row_seconds(timed, call_s=1.0, backward_call_s=0.5, expert_call_s=0.25)
     assert host.tolist() == [1 + 15 * 0.25, 2 + 15 * 0.25, 2]
     assert host_row_seconds(timed, call_s=1.0, backward_call_s=0.5).tolist() == [1, 2, 2]
+
+
+def test_a_row_takes_at_least_what_its_module_does_in_python() -> None:
+    wide = ModuleSeconds(linear_s=5.0, linear_backward_s=4.0, attention_s=7.0, attention_backward_s=6.0)
+    narrow = ModuleSeconds(linear_s=9.0, grouped_s=10.0, expert_s=1.0, grouped_backward_s=8.0, expert_backward_s=2.0)
+    back, experts = Phase.BACKWARD, (4, 256, 8, 8)
+    rows = [
+        OpRow(op_class=OpClass.GEMM, dims=(1, 8, 8, 8), host_calls=2),
+        OpRow(op_class=OpClass.GEMM, dims=(1, 8, 8, 8), host_calls=20),  # more operators than the module has Python
+        OpRow(op_class=OpClass.GEMM, dims=(16, 8, 8, 8), host_calls=1),  # batched: no linear layer
+        OpRow(op_class=OpClass.GEMM, dims=(1, 8, 8, 8), dtype=DType.MXFP8, host_calls=1),
+        OpRow(op_class=OpClass.GEMM, dims=(1, 8, 8, 8), phase=back, host_calls=1),
+        OpRow(op_class=OpClass.ATTENTION, host_calls=1),
+        OpRow(op_class=OpClass.ATTENTION, phase=back, host_calls=1),
+        OpRow(op_class=OpClass.GROUPED_GEMM, dims=experts, dtype=DType.FP8, host_calls=1),
+        OpRow(op_class=OpClass.GROUPED_GEMM, dims=experts, dtype=DType.FP8, phase=back, host_calls=1),
+        OpRow(op_class=OpClass.NORM, host_calls=1),
+    ]
+    timed = TimedGraph(graph=build_graph(rows), time_s=np.zeros(len(rows)), sigma_log=np.zeros(len(rows)))
+    modules = HostModules(wide=wide, narrow=narrow)
+    host = host_row_seconds(timed, call_s=1.0, backward_call_s=0.5, modules=modules)
+    assert host.tolist() == [5, 20, 1, 9, 2, 7, 6, 10 + 3, (8 + 3 * 2) / 2, 1]
+    halved = host_row_seconds(timed, call_s=0.0, backward_call_s=0.0, modules=modules.times(0.5))
+    assert halved[0] == 2.5
 
 
 def test_blocking_launches_put_the_host_between_kernels() -> None:
