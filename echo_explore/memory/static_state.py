@@ -45,6 +45,7 @@ class StateBytes:
         expert_shards: the same for parameters of experts.
         whole_shards: ranks over which parameters and gradients are spread too (FSDP2; else 1).
         narrow_parameters: weight matrices are kept in their quantised copies only.
+        one_orientation: frozen weights are kept in one of the two quantised copies.
     """
 
     parameter_bytes: float
@@ -55,11 +56,17 @@ class StateBytes:
     expert_shards: int
     whole_shards: int = 1
     narrow_parameters: bool = False
+    one_orientation: bool = False
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of an element of a weight matrix: its own, and its quantised copies."""
         return (0.0 if self.narrow_parameters else self.parameter_bytes) + self.quantised_copy_bytes
+
+    @property
+    def frozen_weight_bytes(self) -> float:
+        """The same of a weight that is not trained."""
+        return self.weight_bytes - (self.quantised_copy_bytes / 2 if self.one_orientation else 0.0)
 
 
 def state_bytes(candidate: Candidate) -> StateBytes:
@@ -83,6 +90,7 @@ def state_bytes(candidate: Candidate) -> StateBytes:
         dense_shards=replicas if sharded else 1,
         expert_shards=layout.expert_data_parallel if sharded else 1,
         narrow_parameters=candidate.stack.narrow_parameters and precision in NARROW_PARAMETERS,
+        one_orientation=not candidate.stack.keeps_transposed_weights and precision in NARROW_PARAMETERS,
     )
 
 
@@ -121,9 +129,14 @@ def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticSta
     expert = sum(p.num_elements for p in parameters if p.expert and p.trainable)
     frozen = sum(p.num_elements for p in parameters if not p.trainable)
     quantised = sum(p.num_elements for p in parameters if _is_quantised(p))
+    still = sum(p.num_elements for p in parameters if _is_quantised(p) and not p.trainable)
+    if each.whole_shards > 1:
+        weights_bytes = quantised * each.parameter_bytes / each.whole_shards
+    else:
+        weights_bytes = (quantised - still) * each.weight_bytes + still * each.frozen_weight_bytes
     return StaticState(
         parameters_bytes=(dense + expert + frozen - quantised) * each.parameter_bytes / each.whole_shards
-        + quantised * (each.weight_bytes if each.whole_shards == 1 else each.parameter_bytes / each.whole_shards),
+        + weights_bytes,
         gradients_bytes=(dense + expert) * each.gradient_bytes / each.whole_shards,
         optimizer_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes,
     )

@@ -160,6 +160,8 @@ class StackProfile(StrictModel):
         lora_rank: width of adapters where a measured run does not say it.
         lora_targets: linear layers that get adapters when a recipe asks for them without naming any.
         narrow_parameters: weights of 8-bit recipes are kept in 8 bits only, without a 16-bit copy (megatron only).
+        keeps_transposed_weights: frozen weights in 8 bits keep the transposed copy that their backward reads; else each
+            backward makes it anew (Megatron's disable_parameter_transpose_cache).
         keeps_gathered_inputs: under sequence parallelism the gathered input of a product stays until its backward,
             which else gathers it again (megatron only).
         keeps_model_gradients: beside main gradients of `gradient_dtype` every parameter keeps one of its own type.
@@ -212,6 +214,7 @@ class StackProfile(StrictModel):
     lora_rank: int = Field(default=32, ge=1, le=4096)
     lora_targets: LoraTargets = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
     narrow_parameters: bool = False
+    keeps_transposed_weights: bool = True
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
     fused_loss: bool = False

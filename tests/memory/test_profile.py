@@ -214,3 +214,28 @@ def test_frozen_parameters_have_neither_gradients_nor_optimizer_states() -> None
     assert (stage.gradients_bytes, stage.optimizer_bytes) == (0.0, 0.0)
     assert stage.parameters_bytes == whole.parameters_bytes
     assert 0 < memory_lower_bound(frozen) <= stage.total_bytes
+
+
+def test_frozen_weights_in_8_bits_may_be_kept_in_one_orientation() -> None:
+    candidate = candidate_of(ParallelConfig(tensor_parallel=2, data_parallel=2), precision="fp8")
+    narrow = {"narrow_parameters": True}
+    trace = trace_of(candidate)
+    pieces = {
+        name: replace(piece, parameters=tuple(replace(p, trainable=False) for p in piece.parameters))
+        for name, piece in trace.pieces.items()
+    }
+
+    def parameters(trainable: bool, **changes: bool) -> float:
+        changed = replace(candidate, stack=candidate.stack.model_copy(update=narrow | changes))
+        used = trace if trainable else replace(trace, pieces=pieces)
+        return memory_profile(candidate=changed, trace=used).stages[0].parameters_bytes
+
+    both, one = parameters(False), parameters(False, keeps_transposed_weights=False)
+    weights = sum(
+        p.num_elements
+        for name in ("embedding", *["layer.dense"] * MODEL.num_layers)
+        for p in trace.pieces[name].parameters
+        if p.tensor_sharded and p.name.endswith(".weight")
+    )
+    assert both - one == weights
+    assert parameters(True) == parameters(True, keeps_transposed_weights=False)
