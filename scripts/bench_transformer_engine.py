@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._dynamo
@@ -44,7 +44,7 @@ class _AnyNames(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = cls.__new__(cls)
+        value: Any = cast(Any, cls)()
         setattr(cls, name, value)
         return value
 
@@ -189,8 +189,8 @@ def _be_a_gpu() -> None:
         def __enter__(self) -> None:
             """Nothing to do."""
 
-        def __exit__(self, *_: Any) -> bool:
-            return False
+        def __exit__(self, *_: Any) -> None:
+            """Nothing to do."""
 
     cuda.device = Device
     cuda.is_available = lambda: True
