@@ -161,8 +161,10 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
     )
 
 
-def _host_key(job: PipelineJob) -> tuple[float, ...]:
-    return (job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking))
+def _host_key(job: PipelineJob) -> tuple[object, ...]:
+    return (
+        job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, job.host_modules, job.launch_blocking,
+    )  # fmt: skip
 
 
 def _prepared(job: PipelineJob, timed: TimedGraph, key: Key, broken: tuple[int, ...] | None) -> _Prepared:
