@@ -285,7 +285,7 @@ def _kernel(like: OpRow, *, name: str, op_class: OpClass, dims: tuple[int, ...],
     size = DTYPE_BYTES[like.dtype]
     kernel = replace(
         like, kind=OpKind.COMPUTE, name=name, op_class=op_class, dims=dims, axis=Axis.NONE, collective=Collective.NONE,
-        message_bytes=0.0, bytes_read=dims[0] * size, bytes_written=dims[-1] * size, deps=deps,
+        message_bytes=0.0, asynchronous=False, bytes_read=dims[0] * size, bytes_written=dims[-1] * size, deps=deps,
     )  # fmt: skip
     return _later(kernel)
 

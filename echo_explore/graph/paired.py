@@ -2,10 +2,12 @@
 
 torch 2.13, _inductor/fx_passes/micro_pipeline_tp.py: an all-gather along any dimension, with the views and copies that
 put it in order, is fused with the products that read it; a product with the reduce-scatter of its result. Both then
-work on arrays whose first dimension is the one that is split, so nothing is copied. An all-gather whose result is cast
-first (scales by row) is not fused (PyTorch issue 149990, 2025).
+work on arrays whose first dimension is the one that is split, so nothing is copied. A weight gradient adds up over rows
+in the order of its other input, though, so what it reads of a gather is still put in order. An all-gather whose result
+is cast first (scales by row) is not fused (PyTorch issue 149990, 2025).
 """
 
+import math
 from dataclasses import replace
 
 from echo_explore.graph.execution_graph import ExecutionGraph, OpRow, build_graph, op_rows
@@ -33,7 +35,11 @@ def paired_with_products(graph: ExecutionGraph) -> ExecutionGraph:
         copies = _copies(rows, readers, index)
         if copies is not None:
             rows[index] = replace(row, asynchronous=False)
-            dropped |= {index + 1: index} | copies
+            kept = {copy for copy in copies if any(_sums_rows(rows[r], row) for r in readers[copy])}
+            for reader in (r for copy in kept for r in readers[copy] if not _sums_rows(rows[r], row)):
+                deps = tuple(dict.fromkeys(index if dep in kept else dep for dep in rows[reader].deps))
+                rows[reader] = replace(rows[reader], deps=deps)
+            dropped |= {index + 1: index} | {copy: whose for copy, whose in copies.items() if copy not in kept}
     return build_graph(_without(rows, dropped))
 
 
@@ -59,6 +65,15 @@ def _copies(rows: list[OpRow], readers: list[list[int]], index: int) -> dict[int
     casts = [user for user in users if user.name == "echo.quantise" and user.phase is row.phase]
     wide = any(cast.bytes_written < cast.bytes_read for cast in casts)
     return copies if any(user.op_class is OpClass.GEMM for user in users) and not wide else None
+
+
+def _sums_rows(row: OpRow, gather: OpRow) -> bool:
+    """Whether a product adds up over the gathered rows: a weight gradient."""
+    if gather.collective is not Collective.ALL_GATHER or row.op_class is not OpClass.GEMM:
+        return False
+    sizes = [int(size) for size in gather.shapes.rpartition("->")[2].split("x") if size.isdigit()]
+    tokens = math.prod(sizes[:-1])
+    return row.dims[3] == tokens and row.dims[1] != tokens
 
 
 def _without(rows: list[OpRow], dropped: dict[int, int]) -> list[OpRow]:

@@ -41,6 +41,15 @@ def test_copies_and_waits_go_and_references_stay() -> None:
     assert [row.deps for row in found] == [(), (0,), (1,), (2,)]
 
 
+def test_a_weight_gradient_reads_rows_in_order_and_other_products_do_not() -> None:
+    weight = replace(MM, dims=(1, 64, 64, 1024), phase=Phase.BACKWARD)
+    rows = [GATHER, wait(0), replace(CAT, deps=(0,)), replace(weight, deps=(2,)), replace(MM, deps=(2,))]
+    found = op_rows(paired_with_products(build_graph(rows)))
+    assert [(row.name.rpartition(".")[2], row.deps) for row in found] == [
+        ("all_gather_into_tensor", ()), ("cat", (0,)), ("mm", (1,)), ("mm", (0,)),
+    ]  # fmt: skip
+
+
 def test_a_gather_that_is_cast_behind_it_is_not_paired() -> None:
     rows = layer()
     rows[3] = replace(CAST, deps=(2,))
