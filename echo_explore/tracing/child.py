@@ -49,12 +49,12 @@ def _trace_rank(arguments: dict[str, Any]) -> dict[str, Any]:
     from echo_explore.tracing import runtime
 
     runtime.prepare()
-    from echo_explore.tracing import megatron_rank, native_rank
+    from echo_explore.tracing import megatron_rank, native_rank, torchtitan_rank
     from echo_explore.tracing.rank_request import rank_request_from_json
 
     wanted = rank_request_from_json(arguments["request"])
-    megatron = wanted.trace.framework == "megatron"
-    graph = megatron_rank.trace_rank(wanted) if megatron else native_rank.trace_rank(wanted)
+    tracers = {"megatron": megatron_rank.trace_rank, "torchtitan": torchtitan_rank.trace_rank}
+    graph = tracers.get(wanted.trace.framework, native_rank.trace_rank)(wanted)
     save_graph(Path(arguments["path"]), graph, facts={"versions": framework_versions()})
     return {"num_ops": graph.num_ops}
 

@@ -11,17 +11,27 @@ import torch
 import torch.distributed as dist
 
 Tensor = torch.Tensor
+_group: list[Any] = []
+
+
+def use_group(group: Any) -> None:
+    """Communicate over this process group from now on; None: over all ranks."""
+    _group[:] = [] if group is None else [group]
+
+
+def _over() -> Any:
+    return _group[0] if _group else None
 
 
 def _gathered(tensor: Tensor, num_ranks: int) -> Tensor:
     out = tensor.new_empty((tensor.shape[0] * num_ranks, *tensor.shape[1:]))
-    dist.all_gather_into_tensor(out, tensor.contiguous())
+    dist.all_gather_into_tensor(out, tensor.contiguous(), group=_over())
     return out
 
 
 def _scattered(tensor: Tensor, num_ranks: int) -> Tensor:
     out = tensor.new_empty((tensor.shape[0] // num_ranks, *tensor.shape[1:]))
-    dist.reduce_scatter_tensor(out, tensor.contiguous())
+    dist.reduce_scatter_tensor(out, tensor.contiguous(), group=_over())
     return out
 
 
@@ -53,14 +63,14 @@ class _ParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         largest = logits.amax(-1, keepdim=True)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_over())
         shifted = logits - largest
         exponents = shifted.exp()
         total = exponents.sum(-1, keepdim=True)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=_over())
         here = (labels < logits.shape[-1]).unsqueeze(-1)
         picked = shifted.gather(-1, labels.unsqueeze(-1)) * here
-        dist.all_reduce(picked)
+        dist.all_reduce(picked, group=_over())
         ctx.save_for_backward(exponents.div_(total), labels)
         return (total.log() - picked).mean()
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import Axis, Phase, Trace
-from echo_explore.tracing import fake_cluster, megatron_shims
+from echo_explore.tracing import fake_cluster, megatron_shims, native_parallel
 from echo_explore.tracing.megatron_model import DTYPES
 from echo_explore.tracing.megatron_pieces import LAYERS_OF_A_KIND, NUM_MICRO_BATCHES, _Cutter
 from echo_explore.tracing.megatron_schedule import Span
@@ -92,6 +92,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     started = time.perf_counter()
     refuse_unsupported(request)
     fake_cluster.start(0, request.tensor_parallel)
+    native_parallel.use_group(None)
     axes = {dist.group.WORLD.group_name: Axis.TENSOR}  # type: ignore[union-attr]
     quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)

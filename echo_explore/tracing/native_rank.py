@@ -1,17 +1,18 @@
-"""One iteration of one rank in plain PyTorch: the real `fully_shard` around the model."""
+"""One iteration of one rank in plain PyTorch: the real `fully_shard` or DistributedDataParallel around the model."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, ExecutionGraph, Phase, build_graph
-from echo_explore.tracing import fake_cluster, megatron_shims
+from echo_explore.graph import Axis, ExecutionGraph, OpRow, Phase, build_graph
+from echo_explore.tracing import fake_cluster, megatron_shims, native_parallel
 from echo_explore.tracing.megatron_model import DTYPES
 from echo_explore.tracing.megatron_pieces import move_rows
+from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_model import rotary_angles
 from echo_explore.tracing.native_pieces import autocast, build_model, name_modules, refuse_unsupported
 from echo_explore.tracing.quantise import quantiser_of
@@ -26,41 +27,89 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
         TraceError: the tracer can't do it.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed.device_mesh import init_device_mesh
 
     trace = request.trace
     refuse_unsupported(trace)
-    if trace.framework == "ddp":
-        raise TraceError("framework: whole ranks of ddp are traced from a script only; use --script")
-    if trace.tensor_parallel > 1:
-        raise TraceError("layout.tp: whole ranks of plain PyTorch are traced with tp=1 only; use tp=1")
-    fake_cluster.start(request.rank, request.data_parallel)
-    axes = {dist.group.WORLD.group_name: Axis.DATA}  # type: ignore[union-attr]
-    mesh = init_device_mesh("cuda", (request.data_parallel,))  # holds real tensors, so before the fake mode
-    axes[mesh.get_group().group_name] = Axis.DATA
+    axes, mesh = _cluster(request)
     quantiser = quantiser_of(trace)
     recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with replicas(), FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(trace, sum(request.chunk_layers), wide=True)
         name_modules(recorder, model)
-        wrapped = _sharded(model, mesh, trace.precision)
-        optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
+        wrapped = _sharded(model, mesh, trace.precision) if trace.framework == "fsdp2" else _replicated(model)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         tokens = torch.zeros(trace.sequence_length, trace.micro_batch_size, dtype=torch.int64, device="cuda")
         angles = rotary_angles(trace)
 
-        def iteration() -> None:
-            for number in range(request.num_micro_batches):
-                recorder.micro_batch, recorder.phase = number, Phase.FORWARD
-                with autocast(trace):
-                    loss = wrapped(tokens, angles)
-                recorder.phase = Phase.BACKWARD
-                loss.backward()
-            recorder.micro_batch, recorder.phase = -1, Phase.OPTIMIZER
-            torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        def forward() -> torch.Tensor:
+            with autocast(trace):
+                loss: torch.Tensor = wrapped(tokens, angles)
+            return loss
+
+        def update() -> None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
-        first = _run(recorder, iteration)
+        with no_global_shapes(recorder):
+            waits = wrapped.no_sync if trace.framework == "ddp" else contextlib.nullcontext
+            return second_iteration(
+                recorder, forward, update, num_micro_batches=request.num_micro_batches, accumulating=waits
+            )
+
+
+def _cluster(request: RankRequest) -> tuple[dict[str, Axis], Any]:
+    """Start the fake cluster of a request; the axis of each of its groups, and the mesh over which FSDP2 shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    tensor = request.trace.tensor_parallel
+    fake_cluster.start(request.rank, request.data_parallel * tensor)
+    axes = {dist.group.WORLD.group_name: Axis.DATA}  # type: ignore[union-attr]
+    # Meshes hold real tensors, so they are made before the fake mode.
+    mesh = init_device_mesh("cuda", (request.data_parallel, tensor), mesh_dim_names=("dp", "tp"))
+    axes[mesh.get_group("dp").group_name] = Axis.DATA
+    axes[mesh.get_group("tp").group_name] = Axis.TENSOR
+    native_parallel.use_group(mesh.get_group("tp") if tensor > 1 else None)
+    return axes, mesh["dp"]
+
+
+def second_iteration(
+    recorder: Recorder,
+    forward: Callable[[], torch.Tensor],
+    update: Callable[[], None],
+    *,
+    num_micro_batches: int,
+    accumulating: Callable[[], Any] = contextlib.nullcontext,
+    finish: Callable[[Sequence[OpRow]], None] = lambda _: None,
+) -> ExecutionGraph:
+    """Rows of an iteration whose optimizer has its states, and in which FSDP2 knows its order.
+
+    Args:
+        recorder: of the trace.
+        forward: of one micro-batch, to its loss.
+        update: from the last backward to the end of the step.
+        num_micro_batches: of a step.
+        accumulating: the context of all micro-batches but the last.
+        finish: is given the rows before they become a graph.
+    """
+
+    def iteration() -> None:
+        for number in range(num_micro_batches):
+            recorder.micro_batch, recorder.phase = number, Phase.FORWARD
+            with accumulating() if number < num_micro_batches - 1 else contextlib.nullcontext():
+                loss = forward()
+                recorder.phase = Phase.BACKWARD
+                loss.backward()  # type: ignore[no-untyped-call]
+        recorder.micro_batch, recorder.phase = -1, Phase.OPTIMIZER
+        update()
+
+    with torch.autograd.set_multithreading_enabled(False), megatron_shims.recording(recorder):
+        iteration()
+        recorder.flush()
+        first = len(recorder.rows)
+        iteration()
+        recorder.flush()
+    finish(recorder.rows)
     return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
 
 
@@ -89,19 +138,6 @@ def no_global_shapes(recorder: Recorder) -> Iterator[None]:
         setattr(propagator, name, real)
 
 
-def _run(recorder: Recorder, iteration: Callable[[], None]) -> int:
-    with (
-        torch.autograd.set_multithreading_enabled(False),
-        no_global_shapes(recorder),
-        megatron_shims.recording(recorder),
-    ):
-        iteration()  # makes the optimizer's states, and what FSDP2 learns of its order
-        recorder.flush()
-        first = len(recorder.rows)
-        iteration()
-    return first
-
-
 def _sharded(model: Any, mesh: Any, precision: str) -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -109,3 +145,7 @@ def _sharded(model: Any, mesh: Any, precision: str) -> Any:
     for layer in model.decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def _replicated(model: Any) -> Any:
+    return torch.nn.parallel.DistributedDataParallel(model)

@@ -21,7 +21,7 @@ from echo_explore.tracing.native_rank import no_global_shapes
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.request import TraceRequest, unsupported
 from echo_explore.tracing.script_attention import fused_attention
-from echo_explore.tracing.script_trace import meshes_with_axes
+from echo_explore.tracing.script_meshes import meshes_with_axes
 from echo_explore.tracing.torchao_casts import casts_of, narrow_copies
 from echo_explore.tracing.torchtitan_import import VERSION, titan
 from echo_explore.tracing.torchtitan_model import build, parallel_dims, step_of, train_context

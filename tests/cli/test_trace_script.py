@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_explore.graph import load_graph
+from echo_explore.graph import OpClass, load_graph
 from tests.cli.support import Cli
 
 pytestmark = pytest.mark.torch
@@ -47,6 +47,24 @@ def test_bad_input(cli: Cli, arguments: list[str], message: str) -> None:
 def test_a_job_needs_a_model(cli: Cli) -> None:
     result = cli("trace", "--rank", "0", "--out", "step.npz")
     assert (result.code, "model = '(missing)': must be given" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "fsdp2", "ddp"])
+def test_a_whole_rank_of_plain_pytorch_is_written(cli: Cli, framework: str) -> None:
+    small = [f"--set=model.{name}" for name in ("num_layers=2", "hidden_size=256", "vocab_size=1000")]
+    small += [
+        "--set=model.num_attention_heads=4",
+        "--set=model.num_key_value_heads=4",
+        "--set=model.ffn_hidden_size=512",
+    ]
+    job = ["--layout", "tp=1", "--num-gpus", "8", "--global-batch-size", "16", "--sequence-length", "128"]
+    result = cli(
+        "trace", "--model", "llama2-7b", *small, *job, f"--framework={framework}", "--rank=5", "--out=rank.npz"
+    )
+    assert result.code == 0, result.err
+    graph = load_graph(Path("rank.npz"))
+    assert set(graph.micro_batch.tolist()) == {-1, 0, 1}
+    assert (graph.op_class == OpClass.OPTIMIZER).any()
 
 
 CONFIG = {

@@ -1,11 +1,11 @@
 """A whole rank under torch's own `fully_shard` against the rows that the simulator puts between pieces."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from echo_explore.core import TraceError
 from echo_explore.graph import (
     Axis,
     Collective,
@@ -19,6 +19,7 @@ from echo_explore.graph import (
     Trace,
     build_graph,
 )
+from echo_explore.simulate.ddp_buckets import ddp_buckets
 from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
 from echo_explore.tracing import TraceService
 from echo_explore.tracing.rank_request import RankRequest
@@ -138,6 +139,33 @@ def test_gradient_norm_is_summed_over_the_shards(real: Any) -> None:
     assert real.dims[adam, 0].sum() == (65_537_024 + LAYERS * 11_274_240) / SHARDS
 
 
-def test_ddp_ranks_need_a_script(service: TraceService) -> None:
-    with pytest.raises(TraceError, match="--script"):
-        service.trace_rank_request(rank_request("ddp"))
+def test_ddp_reduces_its_buckets_in_the_last_micro_batch(service: TraceService) -> None:
+    asked = replace(rank_request("ddp"), data_parallel=8, num_micro_batches=2)
+    graph = service.trace_rank_request(asked)
+    pieces = service.trace(asked.trace).pieces
+    order = ("embedding", *["layer.dense"] * LAYERS, "head")
+    sizes = [4 * p.num_elements for name in order for p in pieces[name].parameters]
+    buckets = ddp_buckets(sizes, first_bytes=2**20, others_bytes=25 * 2**20)
+    rows = np.flatnonzero(graph.is_collective)
+    assert set(graph.micro_batch[rows].tolist()) == {1}
+    found = traffic(graph, Phase.BACKWARD)
+    assert [(kind, axis) for kind, axis, _ in found] == [(Collective.ALL_REDUCE, Axis.DATA)] * len(buckets)
+    # Parameters are laid out in module order, which is not that of the forward in every module.
+    assert sum(size for _, _, size in found) == float(sum(sizes))
+
+
+def test_tensor_parallel_ranks_have_the_traffic_of_their_pieces(service: TraceService) -> None:
+    base = rank_request()
+    trace = replace(base.trace, tensor_parallel=2, sequence_parallel=True)
+    graph = service.trace_rank_request(replace(base, trace=trace, data_parallel=8))
+    pieces = service.trace(trace).pieces
+    order = ("embedding", *["layer.dense"] * LAYERS, "head")
+    for phase, names in ((Phase.FORWARD, order), (Phase.BACKWARD, order[::-1])):
+        graphs = [pieces[n].forward if phase is Phase.FORWARD else pieces[n].backward for n in names]
+        expected = [row for piece in graphs for row in traffic(piece, phase)]
+        found = [row for row in traffic(graph, phase) if row[1] is Axis.TENSOR]
+        assert found == expected
+    gathers = [size for kind, axis, size in traffic(graph, Phase.FORWARD) if axis is Axis.DATA]
+    layer = pieces["layer.dense"].num_parameters
+    root = pieces["embedding"].num_parameters + pieces["head"].num_parameters
+    assert gathers == pytest.approx([2.0 * root, *[2.0 * layer] * LAYERS], rel=1e-3)  # shards are padded
