@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from echo_explore.compute.chip import chip_names
 from echo_explore.compute.coefficients import Calibration, load_calibration, shipped_calibration
 from echo_explore.compute.pricing import Pricing
 from echo_explore.compute.signatures import Bools, Floats, Signatures, signatures
@@ -84,9 +85,13 @@ class RooflineModel:
         return self._calibration
 
     def covers(self, device: DeviceSpec) -> bool:
-        """Whether the coefficients know the device, so that it is not priced from its specification alone."""
+        """Whether the model prices the device unasked: its coefficients, corrections or catalogue of GPUs name it.
+
+        A GPU of the catalogue alone (H20, L40S, ...) is priced from its specification and less surely; `kernel_times`
+        says so.
+        """
         corrected = {c.device for c in self._calibration.corrections}
-        known = device.calibration in self._calibration.devices
+        known = device.calibration in self._calibration.devices or device.calibration in chip_names().values()
         return known or bool(corrected & {device.calibration.lower(), device.name.lower()})
 
     def kernel_times(self, graph: ExecutionGraph, device: DeviceSpec, stack: StackProfile) -> KernelTimes:

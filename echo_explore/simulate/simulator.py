@@ -127,7 +127,8 @@ class Simulator:
         if not self.allow_fallback and not self.compute.covers(device):
             raise MissingCalibration(
                 f"device.calibration = {device.calibration!r}: no coefficients are known for it; fix: name a measured "
-                "device in the cluster file, or give --allow-fallback to price it from its specification"
+                "device in the cluster file or one of the catalogue (h20-96gb, l40s, ...), or give --allow-fallback to "
+                "price it from its specification"
             )
 
     def timeline(self, candidate: Candidate, options: SimulationOptions = DEFAULT_OPTIONS) -> StepTimeline:

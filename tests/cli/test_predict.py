@@ -111,6 +111,17 @@ def test_a_device_that_nobody_measured(cli: Cli) -> None:
     assert _prediction(cli, *unknown, "--allow-fallback")["warnings"]
 
 
+def test_a_gpu_of_the_catalogue_is_priced_from_its_specification(cli: Cli) -> None:
+    measured = _prediction(cli)
+    found = _prediction(
+        cli, "--set", "cluster.device.calibration=h20-96gb", "--set", "cluster.device.peak.bf16=148 TFLOP/s"
+    )
+    assert "h20-96gb: no coefficients, priced from its specification" in found["warnings"]
+    assert found["step_time_s"] > 3 * measured["step_time_s"]
+    width, narrow = (math.log(p["step_time_high_s"] / p["step_time_low_s"]) for p in (found, measured))
+    assert width > 1.1 * narrow
+
+
 def test_json_has_no_number_that_json_has_not(cli: Cli) -> None:
     def numbers(value: Any) -> list[float]:
         if isinstance(value, dict | list):
