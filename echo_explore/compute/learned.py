@@ -122,10 +122,10 @@ def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "")
     worst = 1.0 if precision == "fp32" else UNALIGNED_SLOWDOWN
 
     def clipped(rows: Floats) -> tuple[Floats, Floats]:
-        slowdown = alignment_slowdown(rows[:, 2], rows[:, 3], element, worst)
-        inner = (
-            rows if precision == "fp32" else np.column_stack([rows[:, :2], np.maximum(rows[:, 2:], SMALLEST_EXTENT)])
-        )
+        inner = rows
+        if precision != "fp32":
+            inner = np.column_stack([rows[:, :2], np.maximum(rows[:, 2:], SMALLEST_EXTENT)])
+        slowdown = alignment_slowdown(inner[:, 2], inner[:, 3], element, worst)
         return inner, gemm_base_s(inner, chip, peak, element, slowdown, exponent=network.base_exponent)
 
     def raw(rows: Floats, base: Floats) -> Floats:

@@ -216,27 +216,35 @@ class Pricing:
     ) -> tuple[Floats, Floats]:  # fmt: skip
         """Products by the network, and the sustained rate caps them.
 
-        Bytes beyond the least (a sum that is read and written) move beside the arithmetic, as the least do.
+        Bytes beyond the least (a sum that is read and written) move beside the arithmetic, as the least do; they never
+        cost more than a copy of them.
         """
         name = MATRIX_DTYPES[DType(dtype)]
         bandwidth = machine.bandwidth_bytes_per_s * c.memory_efficiency_fraction
-        least = gemm_bytes(shape, DTYPE_BYTES[DType(dtype)])
+        least = gemm_bytes(shape, DTYPE_BYTES[DType(dtype)]) / bandwidth
+        moved = np.maximum(num_bytes / bandwidth, least)
         time, sigma = self.corrected(
             learned.time_s, np.full(num_bytes.shape, learned.sigma_log), "gemm", name, "isolated"
         )
-        moved, exponent = np.maximum(num_bytes, least) / bandwidth, c.combine_exponent
-        time = time * combine(time, moved, exponent) / combine(time, least / bandwidth, exponent)
         own = c is not self.generic.gemm.get("bf16")
-        if not self.sustained and not (learned.generic and own):
-            return time, sigma
-        rate = self.rate_fraction(c)
-        rate_s = 2.0 * np.prod(shape, axis=1) / (machine.peak_flop_per_s * rate)
-        capped = c.launch_floor_s + combine(rate_s, moved, exponent)
+        capped = self.sustained or (learned.generic and own)
+        rate_s = 2.0 * np.prod(shape, axis=1) / (machine.peak_flop_per_s * self.rate_fraction(c))
+
+        def joined(moved_s: Floats) -> Floats:
+            p = c.combine_exponent
+            longer = time * combine(time, moved_s, p) / combine(time, least, p)
+            return np.maximum(longer, c.launch_floor_s + combine(rate_s, moved_s, p)) if capped else longer
+
+        copy = self.own.streaming.get("copy", self.generic.streaming["copy"])
+        copied = (moved - least) * c.memory_efficiency_fraction / copy.bandwidth_fraction
+        total = np.minimum(joined(moved), joined(least) + copied)
+        if not capped:
+            return total, sigma
         if learned.generic:
             sigma = np.maximum(sigma, spread)
         # The sustained rate is known to about half the gap between the sources.
         gap = 0.5 * np.log(c.isolated_rate_fraction / c.sustained_rate_fraction)
-        return np.maximum(time, capped), np.hypot(sigma, gap)
+        return total, np.hypot(sigma, gap)
 
     def attention(self, part: Signatures, dtype: int) -> tuple[Floats, Floats]:
         """(time_s, sigma_log) of fused attention of one data type."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echo_explore.compute import RooflineModel, load_calibration
@@ -37,6 +37,7 @@ def _shape(*sizes: int) -> np.ndarray:
 
 
 @given(gpus, st.sampled_from(["bf16", "fp16"]), st.integers(1, 40_000), extents, extents, st.sampled_from([2, 3]))
+@example(named_chip("H20"), "bf16", 20_000, 16_384, 8, 3)  # 8 and 2 both count as 32
 @settings(max_examples=300, deadline=None)
 def test_a_quarter_of_any_n_or_k_is_not_slower(chip: Chip, precision: str, m: int, n: int, k: int, column: int) -> None:
     precision = precision if precision in chip.peak_flop_per_s else "fp16"
