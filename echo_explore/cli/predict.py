@@ -35,6 +35,9 @@ LayerSplit = Annotated[str | None, typer.Option("--layer-split", help="Layers of
 PlacementOption = Annotated[
     str | None, typer.Option("--placement", help="Order of axes (tp-cp-ep-dp-pp), GPUs of ranks (0-3,8-11), or a file.")
 ]
+Routing = Annotated[
+    str | None, typer.Option("--routing", help="File with the relative load of each expert; default: balanced.")
+]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="path=value over model, cluster, stack or recipe.")]
 
 
@@ -85,6 +88,7 @@ def predict_command(
     fusion: Fusion = None,
     layer_split: LayerSplit = None,
     placement: PlacementOption = None,
+    routing: Routing = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="kernel or block.")] = "kernel",
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Simulate every op of every micro-batch.")] = False,
     what_if: Annotated[list[str] | None, typer.Option("--what-if", help="NAME=FACTOR on one cause.")] = None,
@@ -127,6 +131,7 @@ def predict_command(
             fusion=fusion,
             layer_split=layer_split,
             placement=placement,
+            routing=routing,
             overrides=tuple(sets or ()),
         )
     if options is None or framework in PARALLELISMS:

@@ -68,8 +68,14 @@ def transformers_job(options: JobOptions) -> TransformersJob:
     """The model of the transformers package that the options describe.
 
     Raises:
-        SpecError: the config is no file, the layout has other axes than tp and dp, the batch does not divide.
+        SpecError: an option that says nothing here, a config that is no file, other axes than tp and dp, a batch that
+            does not divide.
     """
+    for name in ("attention", "fusion", "layer_split", "placement", "routing"):
+        if (value := getattr(options, name)) is not None:
+            raise SpecError(name.replace("_", "-"), value, "is not modelled for transformers", "leave it out")
+    if options.schedule != "auto":
+        raise SpecError("schedule", options.schedule, "is not modelled for transformers", "leave it out")
     layout = parse_layout(options.layout)
     others = {
         "pp": layout.pipeline_parallel,

@@ -31,6 +31,7 @@ def trace_command(
     stack: predict.Stack = None,
     fusion: predict.Fusion = None,
     layer_split: predict.LayerSplit = None,
+    routing: predict.Routing = None,
     script: predict.Script = None,
     world: predict.World = None,
     file_format: Annotated[str, typer.Option("--format", help="native (.npz) or chakra (.et).")] = "native",
@@ -64,6 +65,7 @@ def trace_command(
             stack=stack,
             fusion=fusion,
             layer_split=layer_split,
+            routing=routing,
             overrides=tuple(sets or ()),
         )
         if framework in PARALLELISMS:

@@ -12,6 +12,7 @@ from echo_explore.specs.load import load_cluster, load_model, load_stack
 from echo_explore.specs.overrides import overridden, parse_overrides
 from echo_explore.specs.placement import DEFAULT_PLACEMENT, parse_placement
 from echo_explore.specs.recipe import ScheduleName, TrainingRecipe
+from echo_explore.specs.routing_file import read_load
 from echo_explore.specs.schedules import read_orders
 
 FRAMEWORKS = {
@@ -40,6 +41,7 @@ class JobOptions:
     fusion: str | None = None
     layer_split: str | None = None
     placement: str | None = None
+    routing: str | None = None
     overrides: tuple[str, ...] = field(default=())
 
 
@@ -84,6 +86,8 @@ def candidate_of(options: JobOptions) -> Candidate:
         "recompute": options.recompute,
         **_schedule(options.schedule),
     }
+    if options.routing is not None:
+        recipe_data["expert_load"] = list(read_load(Path(options.routing)))
     recipe_data |= {k: v for k, v in (("attention", options.attention), ("fusion", options.fusion)) if v is not None}
     recipe = validate(TrainingRecipe, overridden(recipe_data, changes, "recipe"))
     layout = parse_layout(options.layout, layer_split=_layer_split(options.layer_split))

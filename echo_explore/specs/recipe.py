@@ -121,6 +121,11 @@ class TrainingRecipe(StrictModel):
     lora_targets: LoraTargets | None = None
 
 
+GraphScope = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
+"""Parts of layers that Megatron captures as CUDA graphs (core 0.16.1, 2026, cuda_graph_scope)."""
+GraphScopes = Annotated[tuple[GraphScope, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+
+
 class MemorySpec(StrictModel):
     """Memory that no tensor of the program accounts for.
 
@@ -179,6 +184,7 @@ class StackProfile(StrictModel):
         experts_apart: a grouped product runs as one product an expert, and so does the cast of its input, each launched
             by itself from C++ (Transformer Engine); else as one kernel.
         fused_router: the router of a mixture runs as Transformer Engine's fused kernels (Megatron's moe_router_fusion).
+        graph_scopes: parts of layers that run as CUDA graphs where whole iterations do not (megatron only).
         launch_blocking: every launch waits for its kernel, as with CUDA_LAUNCH_BLOCKING=1; not with cuda_graphs.
         compute_scale: time factor on kernels by op class name for kernels that differ from the calibrated ones.
     """
@@ -197,6 +203,7 @@ class StackProfile(StrictModel):
     dropout: float = Field(ge=0.0, lt=1.0)
     layer_split_rule: SplitRule = "none"
     cuda_graphs: bool = False
+    graph_scopes: GraphScopes = ()
     launch_blocking: bool = False
     host_call_s: Seconds = Field(alias="host_call")
     host_backward_call_s: Seconds = Field(alias="host_backward_call")

@@ -63,7 +63,8 @@ def host_row_seconds(
     """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward.
 
     A grouped product, and the cast right ahead of it, stands for one of each expert: `expert_call_s` for each further.
-    A product or attention takes at least what its module's Python does, whatever operators it dispatches.
+    A product or attention takes at least what its module's Python does, whatever operators it dispatches. A row without
+    calls is part of a CUDA graph: nothing of it costs the host.
     With `launch_blocking` also what the host waits for each kernel and collective beyond the time that runs on the GPU.
     """
     graph = timed.graph
@@ -71,9 +72,9 @@ def host_row_seconds(
     each_s: Floats = np.where(graph.phase == Phase.BACKWARD, backward_call_s, call_s)
     row_s = graph.host_calls.astype(np.float64) * each_s
     if modules is not None:
-        row_s = np.maximum(row_s, _module_rows(graph, modules))
+        row_s = np.where(graph.host_calls > 0, np.maximum(row_s, _module_rows(graph, modules)), row_s)
     products = np.flatnonzero(graph.op_class == OpClass.GROUPED_GEMM)
-    further_s = np.maximum(graph.dims[products, 0] - 1, 0) * expert_call_s
+    further_s = np.where(graph.host_calls[products] > 0, np.maximum(graph.dims[products, 0] - 1, 0), 0) * expert_call_s
     row_s[products] += further_s
     is_cast = (products > 0) & np.isin(graph.op_class[products - 1], (OpClass.COPY, OpClass.QUANTISE))
     row_s[products[is_cast] - 1] += further_s[is_cast]

@@ -10,10 +10,10 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from echo_explore.core import SpecError
-from echo_explore.specs.recipe import Attention, ExpertDispatcher, TrainPrecision
+from echo_explore.specs.recipe import Attention, ExpertDispatcher, GraphScope, TrainPrecision
 from echo_explore.specs.recompute import MODULES
 from echo_explore.specs.recompute import normal_recompute as spec_form
 
@@ -35,6 +35,7 @@ class OverlapFlags:
         grad_reduce: gradients are reduced beside the backward.
         param_gather: parameters are gathered beside the forward.
         cuda_graphs: whole iterations or whole layers run from CUDA graphs, or only parts of layers, or nothing.
+        graph_scopes: parts of layers that run from CUDA graphs.
         launch_blocking: every launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1).
         in_network_reduction: the switches between hosts reduce (SHARP).
         fused_norm: the norm is one kernel.
@@ -50,6 +51,7 @@ class OverlapFlags:
     grad_reduce: bool | None = None
     param_gather: bool | None = None
     cuda_graphs: bool | None = None
+    graph_scopes: tuple[GraphScope, ...] = ()
     launch_blocking: bool = False
     in_network_reduction: bool = False
     fused_norm: bool | None = None
@@ -314,6 +316,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         grad_reduce=grad,
         param_gather=gather,
         cuda_graphs=_graphs(words),
+        graph_scopes=_graph_scopes(words),
         launch_blocking="cuda_launch_blocking=1" in words,
         expert_dispatcher=_dispatcher(words),
         # A list of flags that names others and not this one says that it is off.
@@ -333,6 +336,13 @@ def _graphs(words: str) -> bool | None:
     if "full_iteration" in words or "layer_cuda_graph" in words:
         return True
     return False if "dispatcher" in words or "cuda_graph" in words else None
+
+
+def _graph_scopes(words: str) -> tuple[GraphScope, ...]:
+    """Parts of layers behind `cuda_graph transformer_engine/`."""
+    found = re.search(r"cuda_graph transformer_engine/([^;]*)", words)
+    listed = re.findall(r"\w+", found[1]) if found else []
+    return tuple(scope for scope in get_args(GraphScope) if scope in listed)
 
 
 def _tensor(words: str) -> bool | None:

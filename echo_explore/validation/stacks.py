@@ -73,6 +73,8 @@ def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
     update: dict[str, object] = {}
     if row.overlap.cuda_graphs is not None:
         update["cuda_graphs"] = row.overlap.cuda_graphs
+    if row.overlap.graph_scopes:
+        update["graph_scopes"] = row.overlap.graph_scopes
     if row.overlap.launch_blocking:
         update["launch_blocking"] = True
     if row.overlap.narrow_reduction:

@@ -89,6 +89,18 @@ def test_a_row_takes_at_least_what_its_module_does_in_python() -> None:
     assert halved[0] == 2.5
 
 
+def test_rows_of_a_cuda_graph_cost_the_host_nothing() -> None:
+    modules = HostModules(wide=ModuleSeconds(linear_s=5.0, grouped_s=10.0), narrow=ModuleSeconds())
+    rows = [
+        OpRow(op_class=OpClass.GEMM, dims=(1, 8, 8, 8), host_calls=0),
+        OpRow(op_class=OpClass.GROUPED_GEMM, dims=(4, 256, 8, 8), host_calls=0),
+        OpRow(op_class=OpClass.GEMM, dims=(1, 8, 8, 8), host_calls=1),
+    ]
+    timed = TimedGraph(graph=build_graph(rows), time_s=np.zeros(3), sigma_log=np.zeros(3))
+    host = host_row_seconds(timed, call_s=1.0, backward_call_s=0.5, expert_call_s=0.25, modules=modules)
+    assert host.tolist() == [0.0, 0.0, 5.0]
+
+
 def test_blocking_launches_put_the_host_between_kernels() -> None:
     rows = [
         OpRow(phase=Phase.FORWARD),
