@@ -113,6 +113,7 @@ class JobBuilder:
             send_forward_s=self._send(stage, forward=True),
             send_backward_s=self._send(stage, forward=False),
             send_sigma_log=self._send_price(stage)[1],
+            send_bytes=self._trace.boundary_bytes,
             epilogue=self._pricer.price(epilogue_graph(self._epilogue_facts(stage, plans, buckets))),
         )
 

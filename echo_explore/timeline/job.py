@@ -100,6 +100,7 @@ class StageJob:
         send_forward_s: of an activation to the next chunk's stage, alone.
         send_backward_s: of a gradient to the previous chunk's stage, alone.
         send_sigma_log: of both.
+        send_bytes: of either.
         epilogue: from the end of the last backward (and of bucket reductions) to the end of the step: rows in order.
             Collectives over Axis.EMBEDDING start together on the first and last stage, those over Axis.MODEL on all.
     """
@@ -111,6 +112,7 @@ class StageJob:
     send_backward_s: float
     send_sigma_log: float
     epilogue: TimedGraph
+    send_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

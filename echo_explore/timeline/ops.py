@@ -71,6 +71,8 @@ _AXIS_STREAM = {
 }
 AXIS_STREAM: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[0] for axis in Axis], dtype=np.int64)
 """(num_axes,) Stream of a collective by Axis; -1 where there is none."""
+TRANSFERS = (Charge.TENSOR, Charge.CONTEXT, Charge.EXPERT, Charge.DATA, Charge.PIPELINE)
+"""What communication is charged to."""
 DATA_STREAMS = (Stream.DATA, Stream.EXPERT_DATA)
 """Where bucket reductions and parameter gathers run."""
 AXIS_CHARGE: Ints = np.array([_AXIS_STREAM.get(axis, (-1, -1))[1] for axis in Axis], dtype=np.int64)

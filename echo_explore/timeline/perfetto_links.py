@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echo_explore.specs.schedules import PassKind
-from echo_explore.timeline.ops import Charge, Stream
+from echo_explore.timeline.ops import TRANSFERS, Stream
 from echo_explore.timeline.spans import Span
 
 _SENDS = (Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
-_TRANSFERS = (Charge.TENSOR, Charge.CONTEXT, Charge.EXPERT, Charge.DATA, Charge.PIPELINE)
 SavedBytes = Sequence[Sequence[float]]
 """Activation bytes that a forward leaves for its backward, by stage and chunk of the stage."""
 
@@ -49,13 +48,18 @@ def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[bool, int, int], Span]:
 
 
 def counter_events(spans: Sequence[Span], saved_bytes: SavedBytes | None) -> list[dict[str, Any]]:
-    """Counters of every rank class: transfers under way, and activations kept (bytes if known, else passes)."""
+    """Counters of every rank class: transfers under way, their load, activations kept (bytes if known, else passes).
+
+    The load of links is message bytes over the time that the transfer takes, summed over those under way.
+    """
     changes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     passes: dict[tuple[int, int, int, int], tuple[float, float]] = {}
     for span in spans:
-        if span.charge in _TRANSFERS:
-            moves = changes.setdefault((span.rank_class, "transfers under way"), [])
-            moves += [(microseconds(span.start_s), 1.0), (microseconds(span.end_s), -1.0)]
+        if span.charge in TRANSFERS:
+            rate = span.message_bytes / (span.end_s - span.start_s)
+            for what, level in (("transfers under way", 1.0), ("link load, message bytes/s", rate)):
+                moves = changes.setdefault((span.rank_class, what), [])
+                moves += [(microseconds(span.start_s), level), (microseconds(span.end_s), -level)]
         if span.phase >= 0 and span.stream == Stream.COMPUTE:
             key = (span.rank_class, span.phase, span.micro_batch, span.chunk)
             start, end = passes.get(key, (span.start_s, span.end_s))
@@ -75,5 +79,5 @@ def _counter(rank: int, name: str, moves: list[tuple[float, float]]) -> list[dic
     level = 0.0
     for at, change in sorted(moves):
         level += change
-        levels[at] = max(0.0, level)
+        levels[at] = round(max(0.0, level), 3)  # rates of ended transfers leave a rest in the last digits
     return [{"ph": "C", "name": name, "pid": rank, "ts": at, "args": {"value": v}} for at, v in levels.items()]

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from echo_explore.graph.proto_wire import bytes_field, double_field, fixed64_field, number_field, signed_field
+from echo_explore.timeline.ops import NUM_STREAMS
 
 _SEQUENCE: Final = number_field(10, 1)
 """TracePacket.trusted_packet_sequence_id: one writer."""
 _BEGIN, _END, _COUNTER = 1, 2, 4
 """TrackEvent.Type."""
-_STREAMS: Final = 16
+_STREAMS: Final = 1 << NUM_STREAMS.bit_length()
 """More than a rank class has, so that thread numbers of two classes differ."""
 
 
@@ -117,7 +118,8 @@ def _count(event: Mapping[str, Any], counters: dict[tuple[int, str], int]) -> It
     key = (event["pid"], event["name"])
     if key not in counters:
         counters[key] = _COUNTER_UUIDS + len(counters)
-        unit = number_field(3, 3 if "bytes" in event["name"] else 2)  # CounterDescriptor.unit: size in bytes, count
+        per_s, size = "bytes/s" in event["name"], "bytes" in event["name"]
+        unit = _text(6, "B/s") if per_s else number_field(3, 3 if size else 2)  # CounterDescriptor.unit: bytes, count
         parent = number_field(5, _process_uuid(event["pid"]))
         yield _packet(60, number_field(1, counters[key]) + parent + _text(2, event["name"]) + bytes_field(8, unit))
     track = number_field(11, counters[key])

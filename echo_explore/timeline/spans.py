@@ -6,7 +6,8 @@ import numpy as np
 
 from echo_explore.graph import Collective
 from echo_explore.specs.schedules import PassKind
-from echo_explore.timeline.ops import Charge, Stream
+from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.ops import TRANSFERS, Charge, Stream
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Times
 from echo_explore.timeline.schedules import PASS_NAMES
@@ -27,6 +28,7 @@ class Span:
         start_s: from the start of the step.
         end_s: from the start of the step.
         model_chunk: chunk of the whole model, -1 where it does not apply.
+        message_bytes: of a transfer, as nccl-tests counts them; 0 for others.
     """
 
     rank_class: int
@@ -39,14 +41,15 @@ class Span:
     start_s: float
     end_s: float
     model_chunk: int = -1
+    message_bytes: float = 0.0
 
 
-def spans_of(step: StepProgram, times: Times) -> tuple[Span, ...]:
+def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, ...]:
     """All ops that took time, by rank class, stream and start."""
     program, layout = step.program, step.layout
     rows = np.flatnonzero(times.end_s > times.start_s)
     rows = rows[np.lexsort((times.start_s[rows], program.ops.stream[rows], program.rank[rows]))]
-    names = _names_of_extras(step)
+    names, extra_bytes = _names_of_extras(step), _bytes_of_extras(step, job)
     spans = []
     for op in rows.tolist():
         copy = int(program.copy[op])
@@ -64,6 +67,7 @@ def spans_of(step: StepProgram, times: Times) -> tuple[Span, ...]:
                 start_s=float(times.start_s[op]),
                 end_s=float(times.end_s[op]),
                 model_chunk=int(layout.model_chunk[block]) if block >= 0 else -1,
+                message_bytes=extra_bytes.get(op) or _row_bytes(step, op),
             )
         )
     return tuple(spans)
@@ -86,6 +90,27 @@ def _names_of_extras(step: StepProgram) -> _Names:
         for number, op in enumerate(ops.tolist()):
             text[op] = f"{prefix} {number}"
     return _Names(text=text, block_of=block_of)
+
+
+def _bytes_of_extras(step: StepProgram, job: PipelineJob) -> dict[int, float]:
+    """Message bytes of transfers between stages, parameter gathers and bucket reductions, by op."""
+    chunks = [chunk for stage in job.stages for chunk in stage.chunks]
+    buckets = [bucket.message_bytes for chunk in chunks for bucket in chunk.buckets]
+    found = dict(zip(step.buckets.tolist(), buckets, strict=True))
+    if job.overlap_param_gather:
+        gathers = [gather.message_bytes for chunk in chunks for gather in chunk.gathers]
+        found |= zip(step.gathers.tolist(), gathers, strict=True)
+    blocks = np.flatnonzero(step.send_of >= 0)
+    sizes = [job.stages[stage].send_bytes for stage in step.layout.stage[blocks].tolist()]
+    return found | dict(zip(step.send_of[blocks].tolist(), sizes, strict=True))
+
+
+def _row_bytes(step: StepProgram, op: int) -> float:
+    """Message bytes of a traced collective, 0 for other ops."""
+    if int(step.program.ops.charge[op]) not in TRANSFERS or int(step.program.ops.row[op]) < 0:
+        return 0.0
+    graph = step.pool.templates[int(step.pool.template_of[step.program.source[op]])].source.graph
+    return float(graph.message_bytes[int(step.program.ops.row[op])])
 
 
 def _name(step: StepProgram, op: int, known: str | None) -> str:

@@ -101,7 +101,7 @@ def simulate_step(
     spans: tuple[Span, ...] = ()
     if record_spans:
         shown = _run_collapsed(job, blocks, pairs, job.num_micro_batches, detail_first=True)
-        spans = spans_of(shown.step, shown.times)
+        spans = spans_of(shown.step, shown.times, job)
     explanation = None
     if explain:
         whole = _run_collapsed(job, blocks, pairs, job.num_micro_batches)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from echo_explore.graph import Collective
 from echo_explore.testing.strategies import equal_stages_job, interference
 from echo_explore.timeline import GradientBucket, StepTimeline, simulate_step, write_perfetto
 from echo_explore.timeline import perfetto as module
+from echo_explore.timeline.ops import Charge
 
 
 def timeline(*, record_spans: bool = True) -> StepTimeline:
@@ -185,6 +187,25 @@ def test_the_protobuf_trace_parses_back(tmp_path: Path, name: str, schedule: str
     assert facts["num_spans_left_out"] == 0
 
 
+def test_the_load_of_links_is_bytes_over_time() -> None:
+    job = equal_stages_job(num_stages=3, num_micro_batches=4, forward=[("gemm", 1.0), ("sync", 0.5)], send_s=0.1)
+    job = replace(job, stages=tuple(replace(stage, send_bytes=2e6) for stage in job.stages))
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    sends = [span for span in step.spans if span.name.startswith("send")]
+    assert {span.message_bytes for span in sends} == {2e6}
+    rows = [span for span in step.spans if span.charge == Charge.TENSOR]
+    assert rows
+    assert all(span.message_bytes > 0 for span in rows)
+    assert all(span.message_bytes == 0 for span in step.spans if span.charge in (Charge.KERNEL, Charge.BODY))
+    events = module.trace_object(step)["traceEvents"]
+    load = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"].startswith("link load")]
+    assert 2e6 / 0.1 in load
+    assert load[-1] == min(load) == 0.0
+    whole = timeline()
+    buckets = [span for span in whole.spans if span.name.startswith("gradient bucket")]
+    assert {span.message_bytes for span in buckets} == {1.0}
+
+
 def test_counters_of_the_protobuf_trace(tmp_path: Path) -> None:
     job = equal_stages_job(num_stages=4, num_micro_batches=8, send_s=0.1)
     step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
@@ -197,7 +218,7 @@ def test_counters_of_the_protobuf_trace(tmp_path: Path) -> None:
         event = packet.track_event
         if event.type == event.TYPE_COUNTER:
             values.setdefault(counters[event.track_uuid].name, []).append(event.double_counter_value)
-    assert values.keys() == {"activation bytes kept", "transfers under way"}
+    assert values.keys() == {"activation bytes kept", "transfers under way", "link load, message bytes/s"}
     assert (min(values["activation bytes kept"]), max(values["activation bytes kept"])) == (0.0, 40.0)
 
 
