@@ -5,7 +5,18 @@ from functools import cached_property
 
 import numpy as np
 
-from echo_explore.graph import Axis, Collective, DType, OpRow, Parameter, TimedGraph, Trace, build_graph, concatenate
+from echo_explore.graph import (
+    Axis,
+    ChunkShape,
+    Collective,
+    DType,
+    OpRow,
+    Parameter,
+    TimedGraph,
+    Trace,
+    build_graph,
+    concatenate,
+)
 from echo_explore.memory import SHARED_WEIGHT
 from echo_explore.simulate.ddp_buckets import ddp_buckets
 from echo_explore.simulate.native_epilogue import native_epilogue
@@ -15,6 +26,7 @@ from echo_explore.simulate.slice_rows import SliceCalls, kept_host_s, kept_rows
 from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
+from echo_explore.specs.recompute import recomputed_groups
 from echo_explore.timeline import ChunkJob, GradientBucket, PipelineJob, StageJob
 
 _DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16}
@@ -135,7 +147,12 @@ class NativeJobBuilder:
 
     @property
     def _layer_pieces(self) -> tuple[str, ...]:
-        return tuple(f"layer.{kind}" for kind in self._trace.layer_kinds)
+        kinds = self._trace.layer_kinds
+        groups = recomputed_groups(self._candidate.recipe.recompute, len(kinds))
+        chunk = ChunkShape(
+            first_layer=0, num_layers=len(kinds), has_embedding=False, has_head=False, recomputed=groups
+        )  # fmt: skip
+        return chunk.piece_names(kinds)
 
     @cached_property
     def _root_parameters(self) -> tuple[Parameter, ...]:

@@ -68,8 +68,11 @@ def check_native(
             "layout.tp", layout.tensor_parallel, "learned positions are not split by DTensor plans", "use tp=1"
         )
     if recipe.recompute.startswith("full:"):
-        rule = f"{stack.framework} runs all layers again or none"
-        raise SpecError("recompute", recipe.recompute, rule, "use full")
+        if stack.framework == "torchtitan":
+            raise SpecError("recompute", recipe.recompute, "is not traced for torchtitan", "use full or selective")
+        if ":uniform:" in recipe.recompute:
+            rule = f"{stack.framework} runs layers again one by one"
+            raise SpecError("recompute", recipe.recompute, rule, "use full or full:block:N")
     if names_modules(recipe.recompute):
         rule = f"{stack.framework} has no modules to recompute by name"
         raise SpecError("recompute", recipe.recompute, rule, "use none, selective or full")

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from echo_explore.specs import ModelSpec
+from echo_explore.specs.recompute import recompute_of_layers
 from echo_explore.tracing.fused_ops import FlashAttention
 from echo_explore.tracing.native_fusion import compiled, one_kernel
 from echo_explore.tracing.native_parallel import gather, parallel_cross_entropy, scatter
@@ -221,10 +222,10 @@ class Decoder(nn.Module):
     def __init__(self, request: TraceRequest, num_layers: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for _ in range(num_layers):
+        for recompute in recompute_of_layers(request.recompute, num_layers):
             layer = Layer(request)
-            keeps = keep_every_second_product if request.recompute == "selective" else None
-            layers.append(layer if request.recompute == "none" else CheckpointedLayer(layer, keeps))
+            keeps = keep_every_second_product if recompute == "selective" else None
+            layers.append(layer if recompute == "none" else CheckpointedLayer(layer, keeps))
         self.layers = nn.ModuleList(layers)
         self.final_layernorm = _norm(request.model, request.model.hidden_size)
 

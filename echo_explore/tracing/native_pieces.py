@@ -9,6 +9,7 @@ import gc
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import Axis, Phase, Trace
+from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing import fake_cluster, megatron_shims, native_parallel
 from echo_explore.tracing.megatron_model import DTYPES
-from echo_explore.tracing.megatron_pieces import LAYERS_OF_A_KIND, NUM_MICRO_BATCHES, _Cutter
+from echo_explore.tracing.megatron_pieces import AGAIN, LAYERS_OF_A_KIND, NUM_MICRO_BATCHES, _Cutter
 from echo_explore.tracing.megatron_schedule import Span
 from echo_explore.tracing.native_model import Transformer, rotary_angles
 from echo_explore.tracing.quantise import quantiser_of
@@ -96,14 +98,20 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     axes = {dist.group.WORLD.group_name: Axis.TENSOR}  # type: ignore[union-attr]
     quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
+    names = ["layer.dense"] * LAYERS_OF_A_KIND
+    run = request
+    if traced_form(request.recompute) != request.recompute:  # some layers run again, those ahead of the rest
+        names = [f"{AGAIN}dense"] * LAYERS_OF_A_KIND + names
+        run = replace(request, recompute=f"full:block:{LAYERS_OF_A_KIND}")
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = build_model(request, LAYERS_OF_A_KIND)
+        model = build_model(run, len(names))
         name_modules(recorder, model)
-        found = _run(recorder, model, request)
+        found = _run(recorder, model, run)
     change: dict[int, float] = {}
-    if quantiser is not None and request.recompute == "none":
-        change = {layer: size / NUM_MICRO_BATCHES for layer, size in quantiser.saved_change_bytes.items()}
-    cutter = _Cutter(recorder, found, model, ["layer.dense"] * LAYERS_OF_A_KIND, change)
+    if quantiser is not None and request.recompute not in ("selective", "full"):
+        sizes = quantiser.saved_change_bytes.items()
+        change = {n: size / NUM_MICRO_BATCHES for n, size in sizes if n < 0 or not names[n].startswith(AGAIN)}
+    cutter = _Cutter(recorder, found, model, names, change)
     tokens = request.micro_batch_size * request.sequence_length // request.tensor_parallel
     return Trace(
         key=request.key(versions),

@@ -88,6 +88,8 @@ def refuse_unsupported(request: TraceRequest) -> None:
     for name, wrong in differences_from_llama(request.model, request.sequence_length):
         if wrong:
             raise TraceError(f"model.{name}: is not that of torchtitan's Llama 3; use --framework fsdp2 or megatron")
+    if request.recompute not in ("none", "selective", "full"):
+        raise TraceError(f"recompute = {request.recompute}: is not traced for torchtitan; use none, selective or full")
     if request.precision not in ("fp32", "bf16", "fp16", "fp8"):
         raise TraceError(f"precision = {request.precision}: is not traced for torchtitan; use bf16 or fp8")
     if request.attention == "unfused" or request.dropout:

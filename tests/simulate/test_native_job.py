@@ -32,6 +32,16 @@ def job_of(one: Candidate) -> PipelineJob:
     return build_job(one, HandmadeTracer().trace(request_of(one)), pricer, WhatIf())
 
 
+def test_layers_that_run_again_cost_their_share() -> None:
+    """Half of the layers run again: half of what all of them add, and half of what they save."""
+    steps = {how: simulator().predict(native(recompute=how)) for how in ("none", "full:block:16", "full")}
+    seconds = {how: step.breakdown["recompute_s"] for how, step in steps.items()}
+    assert seconds["none"] == 0.0
+    assert seconds["full:block:16"] == pytest.approx(seconds["full"] / 2, rel=0.02)
+    memory = {how: step.peak_memory_bytes for how, step in steps.items()}
+    assert memory["full"] < memory["full:block:16"] < memory["none"]
+
+
 @pytest.mark.parametrize("fidelity", ["kernel", "block"])
 @pytest.mark.parametrize(
     "job", [{}, {"framework": "ddp"}, {"global_batch_size": 16}], ids=["fsdp2", "ddp", "one-micro-batch"]
@@ -129,6 +139,7 @@ def test_epilogue_updates_the_shard() -> None:
         ({"layout": "tp=2,dp=8"}, "layout.sp = 0: DTensor plans"),
         ({"layout": "tp=2,sp=1,dp=8", "framework": "ddp"}, "layout.tp = 2: is not traced for ddp"),
         ({"layout": "tp=2,sp=1,dp=8", "model": "gpt-22b"}, "layout.tp = 2: learned positions"),
+        ({"recompute": "full:uniform:4"}, "recompute = 'full:uniform:4': fsdp2 runs layers again one by one"),
         ({"framework": "ddp", "recompute": "selective"}, "recompute = 'selective': is traced for fsdp2 and torchtitan"),
         ({"model": "mixtral-8x7b"}, "model.moe = 'mixtral-8x7b'"),
         ({"framework": "ddp", "precision": "fp8", "cluster": "h100-ndr"}, "precision = 'fp8': is not traced for ddp"),

@@ -61,6 +61,15 @@ def test_checkpoints_run_the_forward_again_or_every_second_product(service: Trac
     assert OpClass.ATTENTION not in kinds
 
 
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp"])
+def test_some_layers_run_again_and_others_are_kept(service: TraceService, framework: str) -> None:
+    some = native(service, framework=framework, recompute="full:block:3").pieces
+    for name, whole in (("again.dense", "full"), ("layer.dense", "none")):
+        alike = native(service, framework=framework, recompute=whole).pieces["layer.dense"]
+        assert some[name].backward.flop.sum() == alike.backward.flop.sum()
+        assert some[name].saved_bytes == alike.saved_bytes
+
+
 def test_compiled_functions_are_one_kernel_and_keep_their_inputs_only(service: TraceService) -> None:
     fused, eager = native(service).pieces["layer.dense"], native(service, fusion="eager").pieces["layer.dense"]
     assert fused.forward.num_ops < eager.forward.num_ops

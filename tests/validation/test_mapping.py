@@ -222,3 +222,9 @@ def test_the_width_of_adapters_comes_from_the_name_or_the_stack() -> None:
     assert (named.recipe.lora_rank, unnamed.recipe.lora_rank) == (16, unnamed.stack.lora_rank)
     assert named.recipe.lora_targets == named.stack.lora_targets
     assert mapped().recipe.lora_rank == 0
+
+
+def test_every_second_layer_of_torchtitan_is_half_of_the_layers() -> None:
+    run = {"framework": "torchtitan", "attn_extra": "no compile", "tp": "1", "pp": "1", "dp": "8"}
+    layers = mapped(**run, recompute="none").model.num_layers
+    assert mapped(**run, recompute="selective(layer)").recipe.recompute == f"full:block:{layers // 2}"
