@@ -14,7 +14,7 @@ from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind, StageOrder
 from echo_explore.timeline.charges import charge_rank
-from echo_explore.timeline.host import host_row_seconds
+from echo_explore.timeline.host import host_row_seconds, launch_leads
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
@@ -173,13 +173,16 @@ def _prepared(job: PipelineJob, timed: TimedGraph, key: Key, broken: tuple[int, 
         return known
     rows = np.arange(timed.graph.num_ops, dtype=np.int64)
     host = _host(job, timed)
+    leads = launch_leads(timed, host)
     if broken is not None:
         is_forward = bool(key[2])
         coarse = coalesce(timed, break_before=broken if is_forward else (), break_after=() if is_forward else broken)
         timed, rows = coarse.timed, coarse.row_of
         host = np.bincount(rows, weights=host, minlength=timed.graph.num_ops).astype(np.float64)
     block = _Prepared(
-        key=key, expanded=expand(timed, host_row_s=host, launch_blocking=job.launch_blocking), row_of=rows
+        key=key,
+        expanded=expand(timed, host_row_s=host, lead_s=leads, launch_blocking=job.launch_blocking),
+        row_of=rows,
     )
     _PREPARED.keep(key, block)
     return block
@@ -220,11 +223,12 @@ def _pairs(
                     continue
                 timed = interleave(behind.backward, ahead.forward)
                 host = _host(job, timed)
+                leads = launch_leads(timed, host)
                 if fidelity == "block":
                     coarse = coalesce(timed)
                     timed = coarse.timed
                     host = np.add.reduceat(host, np.flatnonzero(np.diff(coarse.row_of, prepend=-1)))
-                together.append(expand(timed, host_row_s=host, launch_blocking=job.launch_blocking))
+                together.append(expand(timed, host_row_s=host, lead_s=leads, launch_blocking=job.launch_blocking))
     bodies = _measure(together, pairs)
     num_ops = sum(template.ops.num_ops for template in together)
     halves: list[Template] = []

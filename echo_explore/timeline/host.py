@@ -3,9 +3,10 @@
 from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 
-from echo_explore.graph import DType, ExecutionGraph, OpClass, Phase, TimedGraph
-from echo_explore.graph.execution_graph import Floats
+from echo_explore.graph import DType, ExecutionGraph, OpClass, OpKind, Phase, TimedGraph
+from echo_explore.graph.execution_graph import Floats, Ints
 
 NARROW = (DType.FP8, DType.MXFP8, DType.NVFP4)
 """Data types of products whose inputs were cast first."""
@@ -76,9 +77,15 @@ def host_row_seconds(
     products = np.flatnonzero(graph.op_class == OpClass.GROUPED_GEMM)
     further_s = np.where(graph.host_calls[products] > 0, np.maximum(graph.dims[products, 0] - 1, 0), 0) * expert_call_s
     row_s[products] += further_s
-    is_cast = (products > 0) & np.isin(graph.op_class[products - 1], (OpClass.COPY, OpClass.QUANTISE))
+    is_cast = _is_cast(graph, products)
     row_s[products[is_cast] - 1] += further_s[is_cast]
     return row_s + waits_s
+
+
+def _is_cast(graph: ExecutionGraph, products: Ints) -> npt.NDArray[np.bool_]:
+    """(num_products,) Whether the row right ahead of each grouped product is its cast."""
+    cast: npt.NDArray[np.bool_] = np.isin(graph.op_class[products - 1], (OpClass.COPY, OpClass.QUANTISE))
+    return cast & (products > 0)
 
 
 def _module_rows(graph: ExecutionGraph, modules: HostModules) -> Floats:
@@ -103,6 +110,34 @@ def _module_rows(graph: ExecutionGraph, modules: HostModules) -> Floats:
 
     rows: Floats = np.where(np.isin(graph.dtype, NARROW), rows_of(modules.narrow), rows_of(modules.wide))
     return rows
+
+
+def launch_leads(timed: TimedGraph, host_row_s: Floats | None) -> Floats:
+    """(num_waits,) How long after each wait of the host the first row behind it starts, so that none waits later.
+
+    With L_i what the host needs from the wait up to row i and G_i what the compute stream runs ahead of it, rows that
+    follow each other without gaps from max(L_i - G_i) on end when rows that wait for their own launches do. Of a row
+    that stands for the launches of e experts only the last waits for L_i: less (1 - 1/e) of its time.
+    """
+    graph = timed.graph
+    waits = np.flatnonzero(graph.kind == OpKind.HOST_SYNC)
+    leads = np.zeros(waits.shape[0])
+    if host_row_s is None or not waits.shape[0]:
+        return leads
+    runs = graph.is_compute | (graph.is_collective & ~graph.asynchronous)
+    busy_s = np.where(runs, timed.time_s, 0.0)
+    products = np.flatnonzero(graph.op_class == OpClass.GROUPED_GEMM)
+    parts = np.ones(graph.num_ops)
+    parts[products] = np.maximum(graph.dims[products, 0], 1)
+    casts = products[_is_cast(graph, products)]
+    parts[casts - 1] = parts[casts]
+    spread_s = busy_s * (1.0 - 1.0 / parts)
+    for number, (first, last) in enumerate(zip(waits + 1, [*waits[1:], graph.num_ops], strict=True)):
+        here = runs[first:last]
+        ahead_s = np.cumsum(busy_s[first:last]) - busy_s[first:last]
+        late_s = (np.cumsum(host_row_s[first:last]) - ahead_s - spread_s[first:last])[here]
+        leads[number] = max(0.0, float(late_s.max(initial=0.0)))
+    return leads
 
 
 def host_seconds(timed: TimedGraph, *, call_s: float, backward_call_s: float) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Axis
+from echo_explore.graph import Axis, OpKind
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks, content_of
@@ -190,7 +190,9 @@ def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
         template = _EPILOGUES.get(key)
         if template is None:
             row_s = epilogue.graph.host_calls.astype(np.float64) * job.host_update_s
-            template = expand(epilogue, host_row_s=row_s, model_charge=charge)
+            # The host's loop launches as it goes: a row stands for all kernels of the loop, none waits for its end.
+            no_lead = np.zeros(int((epilogue.graph.kind == OpKind.HOST_SYNC).sum()))
+            template = expand(epilogue, host_row_s=row_s, lead_s=no_lead, model_charge=charge)
             _EPILOGUES.keep(key, template)
         templates.append(template)
     return templates, np.array(which, dtype=np.int64)

@@ -7,6 +7,7 @@ import numpy as np
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis, OpKind, Phase, TimedGraph
 from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.timeline.host import launch_leads
 from echo_explore.timeline.ops import AXIS_CHARGE, AXIS_STREAM, DATA_STREAMS, Charge, Ops, Stream, check_times
 
 
@@ -49,6 +50,7 @@ def expand(
     timed: TimedGraph,
     *,
     host_row_s: Floats | None = None,
+    lead_s: Floats | None = None,
     model_charge: Charge = Charge.PIPELINE,
     launch_blocking: bool = False,
 ) -> Template:
@@ -60,17 +62,19 @@ def expand(
 
     The host launches rows in their order, ahead of the GPU, up to a row at which it waits for the GPU: what it launches
     behind that starts anew from there (the row in `awaits`, or all before), and no row behind it starts before all
-    those ahead of it have been launched. With `launch_blocking` it launches a row only when the one before has ended,
-    so that its time lies between them on the compute stream, and no collective runs beside a kernel.
+    those ahead of it have been launched, or so early that one behind would wait for its own launch. With
+    `launch_blocking` it launches a row only when the one before has ended, so that its time lies between them on the
+    compute stream, and no collective runs beside a kernel.
 
     # Approximation: kernels of other streams than the first run in issue order on the compute stream, but collectives
     # of the compute stream do not wait for them (either direction).
-    # Approximation: between two waits rows do not wait for their own launch, only all for all (under-estimates).
+    # Approximation: ahead of the first wait rows do not wait for their own launch, only all for all (under-estimates).
     # Approximation: a collective that no row waits for is waited for at the end of its graph (over-estimates).
 
     Args:
         timed: the rows; times alone.
         host_row_s: (num_rows,) what the host needs to launch each row, from the first row on; None: nothing.
+        lead_s: (num_waits,) `launch_leads` of the rows before they were coalesced; None: of these.
         model_charge: what collectives over `Axis.MODEL` are charged to.
         launch_blocking: every launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1).
 
@@ -91,7 +95,9 @@ def expand(
     at = 1 + np.cumsum(width) - width
     main_at = at + between
     waits = np.flatnonzero(graph.kind == OpKind.HOST_SYNC)
-    launches = np.zeros(0) if launch_blocking else _launches(host_row_s, waits)
+    if lead_s is None:
+        lead_s = launch_leads(timed, host_row_s)
+    launches = np.zeros(0) if launch_blocking else _launches(host_row_s, waits, lead_s)
     num_ops = int(width.sum()) + 2 + launches.shape[0]
     last = num_ops - 1
     ops = Ops.blank(num_ops)
@@ -148,7 +154,7 @@ def expand(
     if host.shape[0] > 1:
         awaited_row = np.where(graph.awaits[waits] >= 0, graph.awaits[waits], waits)
         behind = np.where(at[waits] < host[0], at[waits], last)
-        edges += [(done_op[awaited_row], host[1:]), (host[:-1], behind)]
+        edges += [(done_op[awaited_row], host[1::2]), (host[1::2], behind)]
     return Template(
         ops=replace(
             ops,
@@ -168,12 +174,18 @@ def scaled(template: Template, share: float) -> Template:
     return replace(template, ops=ops, charges=template.charges * share)
 
 
-def _launches(host_row_s: Floats | None, waits: Ints) -> Floats:
-    """Seconds of the host from each wait for the GPU to the next, (num_waits + 1,); empty where it costs nothing."""
+def _launches(host_row_s: Floats | None, waits: Ints, lead_s: Floats) -> Floats:
+    """(2 num_waits + 1,) Seconds of the host up to the first wait, then of each wait's lead and of the rest behind it.
+
+    Empty where the host costs nothing.
+    """
     if host_row_s is None or not host_row_s.any():
         return np.zeros(0)
     so_far = np.concatenate([[0.0], np.cumsum(host_row_s)])
-    return np.diff(so_far[np.concatenate([[0], waits + 1, [host_row_s.shape[0]]])])
+    segments = np.diff(so_far[np.concatenate([[0], waits + 1, [host_row_s.shape[0]]])])
+    launches = np.zeros(2 * waits.shape[0] + 1)
+    launches[0], launches[1::2], launches[2::2] = segments[0], lead_s, np.maximum(segments[1:] - lead_s, 0.0)
+    return launches
 
 
 def _aside(ops: Ops, at: Ints, width: Ints, stream: np.ndarray[tuple[int], np.dtype[np.int16]]) -> np.ndarray:

@@ -33,9 +33,10 @@ def test_a_wait_for_the_gpu_stops_the_host_from_running_ahead() -> None:
     kernel = OpRow(phase=Phase.FORWARD)
     sync = OpRow(kind=OpKind.HOST_SYNC)
     times, host = [10.0, 0.0, 1.0], [1.0, 0.0, 4.0]
-    # Without a wait the host is ahead; with one its 4 s of launches start when the first kernel is done.
+    # Without a wait the host is ahead; with one its 4 s of launches start when the first kernel is done, and the last
+    # kernel runs for a second behind its own.
     assert _body_s([kernel, OpRow(phase=Phase.FORWARD), kernel], times, host) == pytest.approx(11.0)
-    assert _body_s([kernel, sync, kernel], times, host) == pytest.approx(14.0)
+    assert _body_s([kernel, sync, kernel], times, host) == pytest.approx(15.0)
     assert _body_s([kernel, sync, kernel], times, None) == pytest.approx(11.0)
 
 
@@ -50,7 +51,20 @@ def test_a_wait_may_be_for_an_earlier_row() -> None:
 def test_nothing_starts_before_what_the_host_launched_ahead_of_it() -> None:
     kernel = OpRow(phase=Phase.FORWARD)
     sync = OpRow(kind=OpKind.HOST_SYNC, awaits=0)
-    assert _body_s([kernel, kernel, sync, kernel], [1.0, 1.0, 0.0, 3.0], [5.0, 5.0, 0.0, 1.0]) == pytest.approx(13.0)
+    # The host has launched two at 10 s, when both have long ended, and the third at 11 s.
+    assert _body_s([kernel, kernel, sync, kernel], [1.0, 1.0, 0.0, 3.0], [5.0, 5.0, 0.0, 1.0]) == pytest.approx(14.0)
+
+
+def test_rows_behind_a_wait_do_not_start_before_their_own_launch() -> None:
+    kernel = OpRow(phase=Phase.FORWARD)
+    sync = OpRow(kind=OpKind.HOST_SYNC, awaits=0)
+    rows = [kernel, sync, kernel, kernel, kernel]
+    # Short kernels behind the wait run as they are launched, 3 s apart; the long one goes on for 10 s.
+    assert _body_s(rows, [2.0, 0.0, 1.0, 1.0, 10.0], [0.0, 0.0, 3.0, 3.0, 3.0]) == pytest.approx(2 + 9 + 10)
+    assert _body_s(rows, [2.0, 0.0, 10.0, 1.0, 1.0], [0.0, 0.0, 3.0, 3.0, 3.0]) == pytest.approx(2 + 3 + 12)
+    experts = OpRow(op_class=OpClass.GROUPED_GEMM, dims=(4, 256, 8, 8), phase=Phase.FORWARD)
+    # Four experts launched over 8 s: the last one runs for 1 s behind its launch.
+    assert _body_s([kernel, sync, experts], [2.0, 0.0, 4.0], [0.0, 0.0, 8.0]) == pytest.approx(2 + 8 + 1)
 
 
 def test_each_further_expert_is_a_call_of_its_own() -> None:
