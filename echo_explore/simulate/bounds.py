@@ -1,9 +1,10 @@
-"""What no prediction of a candidate can be below, from its dimensions alone: no trace, well under a millisecond."""
+"""What no prediction of a candidate can be below, from its dimensions: no trace, about a millisecond."""
 
 from dataclasses import dataclass
 
 from echo_explore.compute.flop import layer_forward_flop, logits_forward_flop, masked_fraction, recomputed_flop
 from echo_explore.memory import memory_lower_bound
+from echo_explore.simulate.layer_bound import LayerProducts
 from echo_explore.specs import Candidate
 from echo_explore.specs.model import feed_forward_kind
 from echo_explore.specs.recompute import recompute_of_layers
@@ -28,17 +29,27 @@ class LowerBounds:
     peak_memory_bytes: float
 
 
-def lower_bounds(candidate: Candidate) -> LowerBounds:
+def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) -> LowerBounds:
     """The bounds; admissible because no kernel is priced above the device's peak rate.
 
     The work of a stage is the executed FLOP of its layers (recomputation included, a causal flash kernel at half) and,
-    on the last, of the logits. Where chunks are equal the 1F1B bubble of the layers alone is a second bound.
+    on the last, of the logits, at the peak; of dense layers the products as they are priced, and the exchanges that
+    nothing hides. Where chunks are equal the 1F1B bubble of the layers alone is a second bound.
+
+    Args:
+        candidate: the candidate.
+        products: of a dense layer; None: at the peak, without exchanges.
     """
     layout = candidate.layout
     recompute = candidate.recipe.recompute
     words = {word for count in candidate.chunk_layers for word in recompute_of_layers(recompute, count)}
     kinds = set(candidate.model.layer_kinds)
-    layer = {(kind, word): _layer_flop(candidate, kind, word) for kind in kinds for word in words}
+    peak = _peak_flop_per_s(candidate)
+    layer = {(kind, word): _layer_flop(candidate, kind, word) / peak for kind in kinds for word in words}
+    if products is not None:
+        for kind, word in layer:
+            if feed_forward_kind(kind) == "dense":
+                layer[kind, word] += _beyond_peak_s(products, peak, again=word == "full")
     stages = [0.0] * layout.pipeline_parallel
     first = 0
     chunks = []
@@ -52,7 +63,7 @@ def lower_bounds(candidate: Candidate) -> LowerBounds:
     m = candidate.num_micro_batches
     equal = min(chunks) * layout.virtual_pipeline
     bubble_s = _bound(candidate, [equal * m] * layout.pipeline_parallel, equal=True)
-    stages[int(stage_of[-1])] += _logits_flop(candidate)
+    stages[int(stage_of[-1])] += _logits_flop(candidate) / peak
     if candidate.schedule.name in _WHOLE_BACKWARDS:
         step_time_s = max(bubble_s, _bound(candidate, [work * m for work in stages], equal=False))
     else:
@@ -60,15 +71,24 @@ def lower_bounds(candidate: Candidate) -> LowerBounds:
     return LowerBounds(step_time_s=step_time_s, peak_memory_bytes=memory_lower_bound(candidate))
 
 
-def _bound(candidate: Candidate, flop: list[float], *, equal: bool) -> float:
-    device = candidate.cluster.device
+def _peak_flop_per_s(candidate: Candidate) -> float:
+    peak, precision = candidate.cluster.device.peak_flop_per_s, candidate.recipe.precision
+    return max(peak.values()) if precision not in ("bf16", "fp16") else peak[precision]
+
+
+def _beyond_peak_s(products: LayerProducts, peak_flop_per_s: float, *, again: bool) -> float:
+    """What a layer's products take longer than at the peak, and its exchanges; the forward's twice with `again`."""
+    times = 2 if again else 1
+    forward_s = products.forward_s - products.flop / peak_flop_per_s + products.exchanges_s
+    return times * forward_s + products.backward_s - 2.0 * products.flop / peak_flop_per_s
+
+
+def _bound(candidate: Candidate, work_s: list[float], *, equal: bool) -> float:
     return cheap_bound(
-        flop=flop,
-        bytes_moved=[0.0] * len(flop),
-        peak_flop_per_s=max(device.peak_flop_per_s.values())
-        if candidate.recipe.precision not in ("bf16", "fp16")
-        else device.peak_flop_per_s[candidate.recipe.precision],
-        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        flop=work_s,
+        bytes_moved=[0.0] * len(work_s),
+        peak_flop_per_s=1.0,
+        memory_bandwidth_bytes_per_s=1.0,
         num_micro_batches=candidate.num_micro_batches,
         virtual_pipeline=candidate.layout.virtual_pipeline,
         equal_stages=equal,

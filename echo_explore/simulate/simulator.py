@@ -18,12 +18,14 @@ from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile,
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
 from echo_explore.simulate.hardware import on_other_hardware
 from echo_explore.simulate.jobs import build_job, disturbed
+from echo_explore.simulate.layer_bound import LayerProducts, layer_products
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, InterferenceModel, Tracer
 from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
-from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.pricing import UNPAIRED, Pricer
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.timeline import PipelineJob, StepTimeline, perfectly_overlapped, simulate_step, write_perfetto
+from echo_explore.timeline.recent import Key, Recent
 from echo_explore.tracing.request import request_of
 
 Fidelity = Literal["kernel", "block"]
@@ -81,6 +83,7 @@ class Simulator:
         self.interference = interference
         self.calibration = dict(calibration or {})
         self.allow_fallback = allow_fallback
+        self._products: Recent[tuple[Candidate, LayerProducts | None]] = Recent(256)
 
     def predict(
         self, candidate: Candidate, options: SimulationOptions = DEFAULT_OPTIONS, *, timeline: Path | None = None
@@ -161,7 +164,13 @@ class Simulator:
 
     def bounds(self, candidate: Candidate) -> LowerBounds:
         """What no prediction of the candidate is below; makes no trace."""
-        return lower_bounds(candidate)
+        key = _layer_key(candidate)
+        known = self._products.get(key)
+        if known is None:
+            pricer = self._pricer(candidate, DEFAULT_OPTIONS, UNPAIRED)
+            known = candidate, layer_products(candidate, pricer)  # the candidate keeps what the key names by id
+            self._products.keep(key, known)
+        return lower_bounds(candidate, known[1])
 
     def memory_of(self, candidate: Candidate) -> MemoryProfile:
         """The memory profile alone."""
@@ -228,6 +237,16 @@ class Simulator:
             "stack": candidate.stack.name,
             "calibration": self.calibration,
         }
+
+
+def _layer_key(candidate: Candidate) -> Key:
+    """What the bound of a layer depends on: one for all candidates that differ in stages and replicas only."""
+    layout, recipe = candidate.layout, candidate.recipe
+    files = (id(candidate.model), id(candidate.cluster), id(candidate.stack))
+    sizes = (recipe.micro_batch_size, recipe.sequence_length, recipe.precision, recipe.lora_rank)
+    degrees = (layout.tensor_parallel, layout.context_parallel, layout.sequence_parallel, candidate.overlaps_tensor)
+    where = () if candidate.placement.is_default else (candidate.placement.label(), layout.label())
+    return (*files, *sizes, *degrees, *where)
 
 
 def _with_hardware(candidate: Candidate, what_if: WhatIf) -> Candidate:

@@ -90,7 +90,8 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
     elif request.recompute == "selective":
         backward.append({**attention, "phase": Phase.RECOMPUTE})
     for gemm in reversed(gemms):
-        backward += [gemm, gemm]
+        _, m, n, k = gemm["dims"]
+        backward += [_gemm(m, k, n), _gemm(n, k, m)]
     backward += [attention, attention, norm, norm, *_sum(request, rows), *_sum(request, rows)]
     saved = 2.0 * (10 * local * hidden + 5 * rows * hidden // tensor + 2 * rows * inner)
     if request.recompute == "full":

@@ -1,8 +1,11 @@
 """Lower bounds are admissible: no prediction is below them."""
 
+from typing import Any
+
 import pytest
 
 from echo_explore.simulate import SimulationOptions
+from echo_explore.simulate.bounds import lower_bounds
 from tests.simulate.support import candidate, simulator
 
 LAYOUTS = ("tp=1,pp=8", "tp=2,pp=4,vpp=2,sp=1", "tp=8,pp=4", "tp=8,pp=6,vpp=4,sp=1", "tp=8,pp=1,dp=4", "tp=4,pp=2,dp=2")
@@ -45,3 +48,34 @@ def test_more_work_is_never_bounded_lower() -> None:
     assert bounds == sorted(bounds)
     larger = simulator().bounds(candidate(global_batch_size=32)).step_time_s
     assert larger > bounds[0]
+
+
+@pytest.mark.parametrize("layout", ["tp=8,pp=4", "tp=8,pp=4,sp=1"])
+def test_products_and_exchanges_are_priced(layout: str) -> None:
+    """The bound is near: what it leaves out is attention, elementwise kernels, transfers between stages."""
+    job, model = candidate(layout=layout, overrides=("recipe.dropout=0",)), simulator()
+    bound, step_s = model.bounds(job).step_time_s, model.predict(job).step_time_s
+    at_peak_s = lower_bounds(job).step_time_s
+    assert at_peak_s < 0.75 * bound
+    assert 0.7 * step_s < bound <= step_s
+    hidden = candidate(layout="tp=8,pp=4,sp=1", overrides=("recipe.overlap_tensor=true",))
+    assert at_peak_s < model.bounds(hidden).step_time_s < bound
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"cluster": "b200-ndr", "precision": "fp8"},
+        {"overrides": ("recipe.lora_rank=16",)},
+        {
+            "cluster": "h100-ndr",
+            "stack": "torchtitan-fsdp2",
+            "layout": "tp=8,dp=4,sp=1",
+            "model": "llama3-8b",
+            "framework": "fsdp2",
+        },
+    ],
+)
+def test_layers_that_are_not_known_are_bounded_at_the_peak(job: dict[str, Any]) -> None:
+    one = candidate(**job)
+    assert simulator().bounds(one).step_time_s == lower_bounds(one).step_time_s
