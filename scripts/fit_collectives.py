@@ -1,6 +1,6 @@
 """Fit the coefficients of collectives to measured times and write them as a calibration file.
 
-Usage: fit_collectives.py --data DIR [--out FILE] [--folds K [--fold I]] [--base FILE --only NAMES]
+Usage: fit_collectives.py --data DIR [--out FILE] [--folds K [--fold I] [--seed N]]
 
 DIR holds kernels/collectives.csv.gz (columns: docs/collectives.md). Each scale-up fabric is fitted to its rows inside
 one domain, then each network to its rows over several nodes with the scale-up coefficients held; frameworks' own
@@ -10,9 +10,7 @@ did not see their curve; --fold I does one part only. What is written is coeffic
 """
 
 import argparse
-import csv
-import gzip
-import zlib
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,14 +29,12 @@ from echo_explore.calibration.collective_fit import (
 from echo_explore.calibration.collective_vectors import START_NETWORK, start_scale_up
 from echo_explore.calibration.comm_toml import alias_table, custom_table, network_table, scale_up_table, tool_table
 from echo_explore.comm.choice import Capabilities
-from echo_explore.comm.coefficient_file import load_coefficients
 from echo_explore.comm.coefficients import (
     CommCoefficients,
     NetworkCoefficients,
     OneShotCosts,
     RingCosts,
     ScaleUpCoefficients,
-    ToolConstants,
     Triple,
 )
 from echo_explore.comm.custom import OWN_BYTES, SWITCH_BYTES, framework_of
@@ -55,119 +51,24 @@ from echo_explore.validation.collectives import (
 )
 from echo_explore.validation.fabrics import FABRICS, MeasuredFabric, fabric_of, links_of_fabric
 
-Row = Mapping[str, str]
-
-TOOLS = {
-    "nccl-tests": ToolConstants(key="nccl-tests"),
-    "xla": ToolConstants(key="xla", launch_s=12e-6),
-    "xla-grace": ToolConstants(key="xla-grace", launch_s=4e-6),
-    "kineto": ToolConstants(key="kineto", floor_s=30e-6),
-    "kineto-send": ToolConstants(key="kineto-send"),
-    "lut": ToolConstants(key="lut"),
-}
-"""From fits with this constant left free where the data show it, rounded by judgement (2026-11-30)."""
-TOOL_SOURCES = {
-    "nccl-tests": "A loop of calls: launch hidden behind the previous call; nccl-tests doc/PERFORMANCE.md (2023)",
-    "xla": "openxla collective_perf_table_gen on x86 hosts: launch included; from free fits on H100 and B200, rounded",
-    "xla-grace": "openxla collective_perf_table_gen on Grace hosts: launch included; from free fits, rounded",
-    "kineto": "vidur's kernel times of all-reduces: waiting for peers up to about this floor; judged from small rows",
-    "kineto-send": "vidur's kernel times of sends: kernel alone",
-    "lut": "vTrain's nccl-tests table: as nccl-tests; its latencies lie in the fabric's own table",
-}
-BASES = {
-    "nvswitch-a100-sxm4-40gb": "nvswitch-a100-sxm4-80gb", "lut-a100": "nvswitch-a100-sxm4-80gb",
-    "kineto-a100": "nvswitch-a100-sxm4-80gb", "kineto-a100-bridge": "nvswitch-a100-sxm4-80gb",
-    "kineto-h100": "nvswitch-h100-sxm5-80gb", "kineto-h100-bridge": "nvswitch-h100-sxm5-80gb",
-    "kineto-a40-bridge": "nvswitch-a100-sxm4-80gb", "nvswitch-h200-sxm-141gb": "nvswitch-h100-sxm5-80gb",
-    "nvswitch-gb200": "nvswitch-b200-sxm-180gb", "nvswitch-gb300": "nvswitch-b200-sxm-180gb",
-    "nvlink-v100-sxm2-32gb": "nvswitch-a100-sxm4-80gb",
-}  # fmt: skip
-"""Where a fabric's unmeasured collectives come from, and near which values its fit is held."""
-NETWORK_BASES = {
-    "infiniband-hopper": "infiniband-ampere", "efa-ampere": "infiniband-ampere", "slingshot": "infiniband-hopper",
-    "efa-hopper": "infiniband-hopper", "efa-hopper-k8s": "efa-hopper", "kineto-a100": "infiniband-ampere",
-    "kineto-a100-bridge": "kineto-a100", "kineto-h100": "kineto-a100",
-}  # fmt: skip
-"""The same for networks; the order of fits."""
-RING_SHARE = {
-    # DGX-1V's mesh: one edge-disjoint ring (both ways: two) for each pair of links that a ring can use, out of six;
-    # NVIDIA DGX-1 with V100 system architecture WP-08437 (2017), figure 4. Five GPUs hold no ring of NVLinks: measured.
-    "nvlink-v100-sxm2-32gb": {2: 1 / 6, 3: 2 / 6, 4: 4 / 6, 5: 0.275, 6: 2 / 6, 7: 4 / 6},
-    # Four GPUs in two bridged pairs: rings cross PCIe, 24 of the pair's 195 GB/s (vidur, 2024).
-    "kineto-a100-bridge": {4: 0.1215},
-}
-SOURCES = {
-    "nvswitch-a100-sxm4-80gb": "nccl-tests on A100: aiconfigurator-core 0.12.0 tables (Apache-2.0)",
-    "nvswitch-a100-sxm4-40gb": "nccl-tests, Azure ND A100 v4: NetX-lab/Echo logs (MIT); all-reduce only",
-    "lut-a100": "vTrain's all-reduce table of 8 A100",
-    "kineto-a100": "vidur's profiles of DGX A100 (MIT)",
-    "kineto-a100-bridge": "vidur's profiles of A100 with NVLink bridges (MIT)",
-    "kineto-a40-bridge": "vidur's profiles of A40 with NVLink bridges (MIT); sends only",
-    "nvswitch-h100-sxm5-80gb": "nccl-tests on H100: aiconfigurator-core 0.12.0, openxla tables, AWS and NVIDIA READMEs",
-    "kineto-h100": "vidur's profiles of DGX H100 (MIT)",
-    "kineto-h100-bridge": "vidur's profiles of H100 with NVLink bridges (MIT)",
-    "nvswitch-h200-sxm-141gb": "nccl-tests on H200: aiconfigurator-core 0.12.0 (Apache-2.0)",
-    "nvswitch-b200-sxm-180gb": "nccl-tests on B200: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
-    "nvswitch-gb200": "nccl-tests on GB200: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
-    "nvswitch-gb300": "nccl-tests on GB300: aiconfigurator-core 0.12.0, openxla tables (Apache-2.0)",
-    "nvlink-v100-sxm2-32gb": "vTrain's all-reduce table of 8 V100",
-    "pcie-rtx-pro-6000": "nccl-tests on RTX PRO 6000: aiconfigurator-core 0.12.0 (Apache-2.0)",
-    "pcie-arc-b60": "oneCCL on Arc Pro B60: aiconfigurator-core 0.12.0 (Apache-2.0)",
-    "infiniband-ampere": "nccl-tests: NetX-lab/Echo logs, ND A100 v4, 2-16 nodes (MIT)",
-    "infiniband-hopper": "nccl-tests: NVIDIA/nccl-tests issue 309, 8 H100 nodes of 8 x 400 Gbit/s",
-    "efa-ampere": "nccl-tests: AWS awsome-distributed-training README, p4de, 2 nodes",
-    "efa-hopper": "nccl-tests: AWS awsome-distributed-training README, p5, 2 nodes",
-    "efa-hopper-k8s": "nccl-tests: AWS awsome-distributed-training README, p5 under Kubernetes, 2 nodes",
-    "slingshot": "nccl-tests on Kestrel (NREL), 16 nodes of 4 H100",
-}
-ALIASES = (
-    ("scale_up.nvswitch-ampere", "nvswitch-a100-sxm4-80gb"),
-    ("scale_up.nvswitch-hopper", "nvswitch-h100-sxm5-80gb"),
-    ("scale_up.nvswitch-blackwell", "nvswitch-b200-sxm-180gb"),
-    ("network.infiniband", "infiniband-hopper"),
-    ("network.efa", "efa-hopper"),
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.collective_rows import Row, folds, read_rows, thinned, worst_curves, write_rows
+from scripts.collective_sources import (
+    ALIASES,
+    BASES,
+    DEFAULT_SIGMA,
+    EFA_STEPS,
+    HEADER,
+    NETWORK_BASES,
+    NETWORK_STARTS,
+    RING_SHARE,
+    SIMPLE_ONLY,
+    SOURCES,
+    TOOL_SOURCES,
+    TOOLS,
+    published_rows,
 )
-DEFAULT_SIGMA = (0.45, 0.40, 0.30)
-"""Spread where nothing was measured: what fabrics differ by among those measured, judged from their coefficients."""
-HEADER = """# Coefficients of collectives by scripts/fit_collectives.py, {date}; meaning: docs/collectives.md.
-# Triples are for NCCL's protocols LL, LL128, Simple, pairs for LL, Simple.
-# sigma_log: for messages under 256 KiB, under 16 MiB, above.
-schema = 2
-"""
-CURVE = ("gpu", "fabric", "collective", "dtype", "num_gpus", "nodes", "lib", "tool", "algo")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Every measured row with a time."""
-    with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if float(row["latency_us"] or 0) > 0]
-
-
-def curve_of(row: Row) -> str:
-    """The curve that a row is a point of."""
-    return "|".join(row[name] for name in CURVE)
-
-
-def folds(rows: Sequence[Row], num_folds: int) -> np.ndarray:
-    """Part of each row's curve, 0 to num_folds - 1: by the order of hashes in a gpu, fabric and collective."""
-    groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for row in rows:
-        groups[row["gpu"], row["fabric"], row["collective"], row["algo"]].add(curve_of(row))
-    part: dict[str, int] = {}
-    for curves in groups.values():
-        order = sorted(curves, key=lambda curve: zlib.crc32(curve.encode()))
-        part |= {curve: place % num_folds for place, curve in enumerate(order)}
-    return np.array([part[curve_of(row)] for row in rows])
-
-
-def worst_curves(rows: Sequence[Row], predicted: Sequence[float | None], count: int) -> str:
-    """The curves with the largest mean errors, a line each."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for row, value in zip(rows, predicted, strict=True):
-        if value is not None:
-            found[curve_of(row)].append(value / float(row["latency_us"]) - 1)
-    ranked = sorted(found.items(), key=lambda item: -float(np.mean(np.abs(item[1]))))[:count]
-    return "\n".join(f"{np.mean(np.abs(e)):7.1%} {np.mean(e):+7.1%} {len(e):5d} rows  {curve}" for curve, e in ranked)
+from scripts.exchange_tables import exchange_tables
 
 
 def make_samples(
@@ -188,8 +89,9 @@ def make_samples(
         grouped[row["collective"], able][*key, tool.launch_s, tool.floor_s].append(float(row["latency_us"]) * 1e-6)
     found = []
     for (collective, library), cells in sorted(grouped.items()):
-        columns = np.array(list(cells)).T
-        times = [float(np.exp(np.median(np.log(values)))) for values in cells.values()]
+        kept, stride = thinned(list(cells))
+        columns = np.array(kept).T
+        times = [float(np.exp(np.median(np.log(cells[key])))) for key in kept]
         samples = Samples(
             kind=COLLECTIVES[collective],
             num_ranks=columns[0],
@@ -199,7 +101,7 @@ def make_samples(
             launch_s=columns[4],
             floor_s=columns[5],
             time_s=np.array(times),
-            weight=np.array([float(len(values)) for values in cells.values()]),
+            weight=np.array([float(len(cells[key])) * stride[key[:2]] for key in kept]),
         )
         found.append((samples, LIBRARIES[library].able))
     return found
@@ -211,13 +113,9 @@ def start_of(key: str, found: Mapping[str, ScaleUpCoefficients]) -> ScaleUpCoeff
     return replace(base, key=key, ring_share=RING_SHARE.get(key, {}), sigma_log=DEFAULT_SIGMA)
 
 
-def fit_all(
-    rows: Sequence[Row], num_starts: int, base: CommCoefficients | None, only: Sequence[str]
-) -> tuple[CommCoefficients, dict[str, int]]:
-    """Coefficients of every fabric and network, and the number of rows that each was fitted to.
-
-    With a base only the tables named in `only` are fitted, and frameworks' own kernels.
-    """
+def fit_all(rows: Sequence[Row], num_starts: int) -> tuple[CommCoefficients, dict[str, int]]:
+    """Coefficients of every fabric and network, and the number of rows that each was fitted to."""
+    rows = [*rows, *published_rows()]
     by_fabric: dict[MeasuredFabric, list[Row]] = defaultdict(list)
     customs: dict[tuple[str, MeasuredFabric], list[Row]] = defaultdict(list)
     for row in rows:
@@ -245,10 +143,7 @@ def fit_all(
             for f in fabrics
             for s in make_samples(by_fabric[f], f, inside=True, spans=links.domain_hosts > 1, domain=links.domain_gpus)
         ]
-        if samples and base is not None and key not in only:
-            scale_up[key] = base.scale_up[key]
-            counts[key] = int(sum(s.weight.sum() for s, _ in samples))
-        elif samples:
+        if samples:
             informed = key in BASES and BASES[key] in counts
             fitted = fit_scale_up(samples, links, num_starts=num_starts, informed=informed)
             final = [(errors(s, replace(links, scale_up=fitted), able), s) for s, able in samples]
@@ -256,10 +151,8 @@ def fit_all(
             counts[key] = int(sum(s.weight.sum() for s, _ in samples))
             _report(key, final)
     names = {f.network for f in FABRICS}
-    latency: dict[str, float] = {}
     for key in [name for name in ("infiniband-ampere", *NETWORK_BASES) if name in names]:
-        held = None if base is None or key in only else base.network
-        _fit_one_network(key, by_fabric, scale_up, network, counts, num_starts, held, latency)
+        _fit_one_network(key, by_fabric, scale_up, network, counts, num_starts)
     custom = _fit_customs(customs, CommCoefficients(scale_up=scale_up, network=network), counts)
     return CommCoefficients(scale_up=scale_up, network=network, custom=custom, tools=TOOLS), counts
 
@@ -312,18 +205,14 @@ def _fit_one_network(
     network: dict[str, NetworkCoefficients],
     counts: dict[str, int],
     num_starts: int,
-    held: Mapping[str, NetworkCoefficients] | None,
-    latency: dict[str, float],
 ) -> None:
     for fabric in (f for f in FABRICS if f.network == key):
         base = network.get(NETWORK_BASES.get(key, ""))
         network.setdefault(key, replace(base or START_NETWORK, key=key))
         links = links_of_fabric(fabric, CommCoefficients(scale_up=scale_up, network=network))
-        latency[key] = links.network_latency_s
-        told = 2.7e-6 if base is None else latency[NETWORK_BASES[key]]
-        # Factors are on the latency of the cluster file, which on AWS is what the plug-in tells NCCL: hold seconds.
-        first, second, third = (f * told / links.network_latency_s for f in (base or START_NETWORK).hop_factor)
-        start = replace(base or network[key], key=key, hop_factor=(first, second, third))
+        start = replace(base or network[key], key=key)
+        if key.startswith("efa") and not NETWORK_BASES[key].startswith("efa"):
+            start = replace(start, hop_factor=EFA_STEPS, simple_only=key in SIMPLE_ONLY)
         if f"network.{key}" not in counts:
             network[key] = start
         samples = make_samples(
@@ -332,13 +221,10 @@ def _fit_one_network(
         if not samples or f"network.{key}" in counts:
             continue
         counts[f"network.{key}"] = int(sum(s.weight.sum() for s, _ in samples))
-        if held is not None:
-            network[key] = held[key]
-            continue
         fit = fit_network(
             samples,
             replace(links, network=start),
-            num_starts=num_starts,
+            num_starts=max(num_starts, NETWORK_STARTS),
             hold_tree=not key.startswith("infiniband"),
             informed=f"network.{NETWORK_BASES.get(key)}" in counts,
         )
@@ -386,9 +272,9 @@ def default_scale_up(found: Mapping[str, ScaleUpCoefficients]) -> ScaleUpCoeffic
     )
 
 
-def write(path: Path, c: CommCoefficients, counts: Mapping[str, int], date: str) -> None:
+def write(path: Path, c: CommCoefficients, counts: Mapping[str, int], exchanges: str, date: str, seed: int) -> None:
     """The calibration file."""
-    text = HEADER.format(date=date)
+    text = HEADER.format(date=date, seed=seed)
     for name, tool in c.tools.items():
         text += tool_table(tool, TOOL_SOURCES[name])
     for key, scale_up in c.scale_up.items():
@@ -408,6 +294,7 @@ def write(path: Path, c: CommCoefficients, counts: Mapping[str, int], date: str)
         framework, _, key = name.partition("/")
         source = f"Frameworks' own kernels, aiconfigurator-core 0.12.0 (Apache-2.0); {counts[name]} rows, {date}"
         text += custom_table(framework, key, costs, source)
+    text += exchanges
     path.write_text(text, encoding="utf-8")
 
 
@@ -417,26 +304,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that holds kernels/collectives.csv.gz")
     parser.add_argument("--out", type=Path, help="calibration file to write; without it only the errors are printed")
     parser.add_argument("--folds", type=int, default=0, help="leave parts of the curves out in turn and score on those")
+    parser.add_argument("--seed", type=int, default=5, help="with --folds: of the split")
     parser.add_argument("--fold", type=int, help="with --folds: this part alone")
     parser.add_argument("--predicted", type=Path, help="table to write with what was predicted for each judged row")
     parser.add_argument("--gpus", default="", help="with commas between; others are left out")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the worst curves")
-    parser.add_argument("--base", type=Path, help="calibration file of an earlier fit, of which --only is fitted anew")
-    parser.add_argument("--only", default="", help="with --base: names of tables, with commas between")
-    parser.add_argument("--starts", type=int, default=4, help="starts of each fit")
-    parser.add_argument("--date", default="2026-11-30", help="date of the fit, for the file's comments")
+    parser.add_argument("--starts", type=int, default=1, help="starts of each fit")
+    parser.add_argument("--date", default="2026-12-01", help="date of the fit, for the file's comments")
     args = parser.parse_args()
     rows = read_rows(args.data / "kernels" / "collectives.csv.gz")
     rows = [row for row in rows if not args.gpus or row["gpu"] in args.gpus.split(",")]
-    base = load_coefficients(args.base) if args.base else None
-    only = args.only.split(",")
     judged: list[Row] = []
     predicted: list[float | None] = []
-    part = folds(rows, args.folds) if args.folds else np.zeros(len(rows))
+    part = folds(rows, args.folds, args.seed) if args.folds else np.zeros(len(rows))
     turns = [args.fold] if args.fold is not None else range(max(args.folds, 1))
     for turn in turns:
         kept = [row for row, own in zip(rows, part, strict=True) if not args.folds or own != turn]
-        found, counts = fit_all(kept, args.starts, base, only)
+        found, counts = fit_all(kept, args.starts)
         left_out = [row for row, own in zip(rows, part, strict=True) if own == turn]
         judged += left_out
         predicted += predict_rows(left_out, HierarchicalModel(coefficients=with_aliases(found)))[0]
@@ -446,7 +330,8 @@ def main() -> None:
     if args.predicted is not None:
         write_rows(args.predicted, judged, predicted)
     if args.out is not None and not args.folds:
-        write(args.out, found, counts, args.date)
+        exchanges = exchange_tables(args.data / "kernels" / "moe_a2a.csv.gz", args.date)
+        write(args.out, found, counts, exchanges, args.date, args.seed)
 
 
 def with_aliases(found: CommCoefficients) -> CommCoefficients:
@@ -456,16 +341,6 @@ def with_aliases(found: CommCoefficients) -> CommCoefficients:
         if name.startswith("network") and other in network:
             network[name.partition(".")[2]] = replace(network[other], key=name.partition(".")[2])
     return replace(found, network=network)
-
-
-def write_rows(path: Path, rows: Sequence[Row], predicted: Sequence[float | None]) -> None:
-    """The judged rows with a column predicted_us."""
-    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*rows[0], "predicted_us"])
-        writer.writeheader()
-        writer.writerows(
-            {**row, "predicted_us": "" if value is None else value} for row, value in zip(rows, predicted, strict=True)
-        )
 
 
 if __name__ == "__main__":

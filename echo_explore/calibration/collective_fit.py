@@ -35,7 +35,11 @@ INFORMED_PRIOR = 0.1
 """The same over values that were measured nearby: errors of 0.08 over a spread of 0.8 between such values
 (left-out curves are missed least between 0.05 and 0.2, 2026-12-01)."""
 _STRAYING = 1e-3
-"""Error that a mean square of 1 in the logs of the parameters is worth, when starts are compared."""
+"""Error that a mean square of 1 in the logs of the parameters is worth when starts are compared, at the weak prior."""
+_POLISH = (0.4, 0.02)
+"""First and last step of the search that ends a fit, in logs."""
+_KICKS, _KICKED = 3, 0.3
+"""How often that search starts anew, with so many of the parameters back at the start of the fit."""
 _SCATTER = 0.5
 """Standard deviation of the logs of the further starts."""
 
@@ -73,9 +77,14 @@ class Samples:
         )
 
 
-def modelled_log_s(samples: Samples, links: ClusterLinks, temperature: float, able: Capabilities) -> Floats:
-    """Log of the seconds that the tool would report; temperature 0 is the hard choice."""
-    options = options_of(samples.kind, samples.batch(links), links, able)
+def modelled_log_s(
+    samples: Samples, links: ClusterLinks, temperature: float, able: Capabilities, batch: Batch | None = None
+) -> Floats:
+    """Log of the seconds that the tool would report; temperature 0 is the hard choice.
+
+    `batch` is `samples.batch(links)`, which depends on the machine alone, where it is at hand.
+    """
+    options = options_of(samples.kind, batch or samples.batch(links), links, able)
     times = np.array([np.maximum(o.time.time_s + samples.launch_s, samples.floor_s) for o in options])
     log_times: Floats = np.log(times)
     if samples.kind in (Collective.ALL_TO_ALL, Collective.SEND):
@@ -124,13 +133,17 @@ def _fit(
     weights = np.concatenate([np.sqrt(samples.weight) for samples, _ in parts])
     weights /= np.sqrt(np.mean(weights**2))
 
+    batches = [samples.batch(links_from(start)) for samples, _ in parts]
+    measured = np.concatenate([np.log(samples.time_s) for samples, _ in parts])
+
     def residuals(x: Floats, temperature: float) -> Floats:
         links = links_from(x)
-        return np.concatenate([modelled_log_s(s, links, temperature, able) - np.log(s.time_s) for s, able in parts])
+        modelled = [modelled_log_s(s, links, temperature, able, b) for (s, able), b in zip(parts, batches, strict=True)]
+        return np.concatenate(modelled) - measured
 
     def cost(x: Floats) -> float:
         error = float(np.average(np.abs(np.expm1(residuals(x, 0.0))), weights=weights**2))
-        return error + _STRAYING * float(np.mean((x - start) ** 2))
+        return error + _STRAYING * prior / _PRIOR * float(np.mean((x - start) ** 2))
 
     rng = np.random.default_rng(seed)
     best, best_cost = start, cost(start)
@@ -145,7 +158,35 @@ def _fit(
             now = cost(x)
             if now < best_cost:
                 best, best_cost = x, now
+    best = _polished(best, cost)
+    for _ in range(_KICKS):
+        kicked = np.where(rng.random(len(best)) < _KICKED, start, best)
+        other = _polished(kicked, cost)
+        if cost(other) < cost(best):
+            best = other
     return best
+
+
+def _polished(x: Floats, cost: Callable[[Floats], float]) -> Floats:
+    """A vector near x of less cost, by steps along one parameter at a time that halve where none helps.
+
+    It sees the hard choice, at which gradients of the soft one end, and so settles where curves jump.
+    """
+    best = cost(x)
+    step = _POLISH[0]
+    while step >= _POLISH[1]:
+        improved = False
+        for place in range(len(x)):
+            for move in (step, -step):
+                other = x.copy()
+                other[place] += move
+                now = cost(other)
+                if now < best - 1e-5:
+                    x, best, improved = other, now, True
+                    break
+        if not improved:
+            step /= 2
+    return x
 
 
 _COSTS = {
@@ -255,11 +296,10 @@ def fit_network(
 ) -> NetworkFit:
     """Coefficients of a network from collectives over several nodes, those inside a node held.
 
-    Sends between nodes, where there are any, give `rail_efficiency`, all-to-alls
-    `pair_efficiency`. `hold_tree` keeps the chains inside nodes too; `informed`: the start was measured on a network
-    like this one.
+    Sends between nodes and groups with one rank a node give `rail_efficiency`, all-to-alls `pair_efficiency`.
+    `hold_tree` keeps the chains inside nodes too; `informed`: the start was measured on a network like this one.
     """
-    reduces = [(s, able) for s, able in samples if _COSTS[s.kind] in _RINGS]
+    reduces = any(_COSTS[s.kind] in _RINGS for s, _ in samples)
     network, tree = links.network, links.scale_up.tree_efficiency
 
     def linked(x: Floats) -> ClusterLinks:
@@ -267,33 +307,27 @@ def fit_network(
         scale_up = replace(links.scale_up, tree_efficiency=efficiency)
         return replace(links, scale_up=scale_up, network=vectors.network_from(x, network))
 
+    others = [(s, able) for s, able in samples if s.kind != Collective.ALL_TO_ALL]
     if reduces:
         start = vectors.network_vector(network, tree)
         prior = INFORMED_PRIOR if informed else _PRIOR
-        x = _fit(reduces, linked, start, num_starts=num_starts, prior=prior)
+        x = _fit(others, linked, start, num_starts=num_starts, prior=prior)
         network, tree = vectors.network_from(x, network), tree if hold_tree else vectors.tree_efficiency_from(x)
-    exchanges = [(s, able) for s, able in samples if s.kind == Collective.ALL_TO_ALL]
-    if exchanges:
-        so_far = replace(links, network=network)
-
-        def paired(x: Floats) -> ClusterLinks:
-            return replace(so_far, network=replace(so_far.network, pair_efficiency=float(min(np.exp(x[0]), 1.0))))
-
-        network = paired(_fit(exchanges, paired, np.log([network.pair_efficiency]), num_starts=1)).network
-    sends = [(s, able) for s, able in samples if s.kind == Collective.SEND]
-    if sends:
-        held = replace(links, network=network)
+    elif others:
 
         def railed(x: Floats) -> ClusterLinks:
-            rail = float(min(np.exp(x[0]), 1.0))
-            other = replace(network, rail_efficiency=rail)
-            if not reduces:
-                hop = float(np.exp(x[1]))
-                other = replace(other, hop_factor=(hop, hop, hop))
-            return replace(held, network=other)
+            return replace(links, network=vectors.sends_from(x, network))
 
-        start = np.log([network.rail_efficiency, network.hop_factor[0]][: 1 if reduces else 2])
-        network = railed(_fit(sends, railed, start, num_starts=2)).network
+        network = vectors.sends_from(_fit(others, railed, vectors.sends_vector(network), num_starts=2), network)
+    exchanges = [(s, able) for s, able in samples if s.kind == Collective.ALL_TO_ALL]
+    if exchanges:
+        so_far = network
+
+        def paired(x: Floats) -> ClusterLinks:
+            efficiency = float(min(np.exp(x[0]), 1.0))
+            return replace(links, network=replace(so_far, pair_efficiency=efficiency))
+
+        network = paired(_fit(exchanges, paired, np.log([network.pair_efficiency]), num_starts=1)).network
     return NetworkFit(network=network, tree_efficiency=tree)
 
 

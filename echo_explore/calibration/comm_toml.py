@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from echo_explore.comm.coefficients import (
+    ExchangeCosts,
     NetworkCoefficients,
     OneShotCosts,
     PairCosts,
@@ -102,7 +103,7 @@ tree_tuner_stream = {_list(c.tree_tuner.stream)}
 switch_tuner = {_list(c.switch_tuner)}
 sigma_log = {_list(c.sigma_log)}
 unmeasured_sigma_log = {c.unmeasured_sigma_log:.4g}
-"""
+{"simple_only = true" if c.simple_only else ""}"""
 
 
 def alias_table(name: str, other: str, source: str) -> str:
@@ -128,6 +129,26 @@ switch_efficiency = {c.switch_efficiency:.4g}
 most_ranks = {c.most_ranks}
 sigma_log = {c.sigma_log:.4g}
 """
+
+
+def exchange_table(name: str, dispatch: ExchangeCosts, combine: ExchangeCosts, source: str) -> str:
+    """The tables of a fused exchange on a device."""
+    text = ""
+    for phase, c in (("dispatch", dispatch), ("combine", combine)):
+        text += f"""
+# {source}
+[exchange.{name}.{phase}]
+launch = {_us(c.launch_s)}
+byte = "{c.byte_s * 1e9:.4g} ns"
+visit = "{c.visit_s * 1e9:.4g} ns"
+sm_bandwidth = "{c.sm_bytes_per_s / 1e9:.4g} GB/s"
+link_efficiency = {c.link_efficiency:.4g}
+node = {_us(c.node_s)}
+network_efficiency = {c.network_efficiency:.4g}
+num_sms = {c.num_sms}
+sigma_log = {c.sigma_log:.4g}
+"""
+    return text
 
 
 def tool_table(c: ToolConstants, source: str) -> str:

@@ -24,6 +24,9 @@ from echo_explore.comm.spines import Pattern, spine_share
 SIMPLE = 2
 """Index of Simple in PROTOCOLS."""
 _PAIR_PROTOCOL = (0, 2)
+TREE_STEPS = (5.0 / 2.7, 8.5 / 4.0, 28.0 / 14.0)
+"""Time of a step of a tree between nodes over one of a ring, by protocol: a node waits for two children, a ring for one
+neighbour [NCCL 2.18 src/graph/tuning.cc, hwLat of networks, 2023]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,8 @@ def network_rate(
 
     Cards carry q of their bandwidth; the switches above the leaves may leave less: `spines.spine_share`.
     """
+    if not groups.crosses.any():
+        return groups.network_bytes_per_s
     network = links.network
     q = np.where(groups.ranks_per_node == 1, network.rail_efficiency, efficiency)
     share = spine_share(groups, links, pattern, pxn=pxn)
@@ -73,6 +78,8 @@ def network_rate(
 
 def _across_s(groups: GroupArrays, links: ClusterLinks, steps: Floats, protocol: int) -> Floats:
     """Set-up and steps between nodes; 0 inside one node."""
+    if not groups.crosses.any():
+        return np.zeros_like(groups.num_nodes)
     network = links.network
     return np.where(
         groups.crosses, network.base_s + steps * network.hop_factor[protocol] * links.network_latency_s, 0.0
@@ -126,7 +133,7 @@ def chain(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCos
 def tree(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts, *, protocol: int) -> AlgorithmTime:
     """An all-reduce by double binary trees between nodes and chains inside; valid for M >= 2.
 
-    t = a + 2 (r-1) h + 2 ceil(log2 M) g + S max(2 / (W e), f / (B q_p)), f = 1 for M = 2, else 2
+    t = a + 2 (r-1) h + 2 ceil(log2 M) u g + S max(2 / (W e), f / (B q_p)), f = 1 for M = 2, else 2, u: TREE_STEPS
 
     Each tree reduces and broadcasts half of S. A GPU in a chain sends both ways, 2 S in all; a node inside one tree is
     a leaf of the other, so it sends S/2 up twice and S/2 down to two children: 2 S. Two nodes exchange S. Chunks are
@@ -134,7 +141,7 @@ def tree(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCost
     """
     r = groups.ranks_per_node
     latency = costs.launch_s[protocol] + 2 * (r - 1) * costs.hop_factor[protocol] * links.link_latency_s
-    latency = latency + _across_s(groups, links, _tree_steps(groups, collnet=False), protocol)
+    latency = latency + _across_s(groups, links, TREE_STEPS[protocol] * _tree_steps(groups, collnet=False), protocol)
     e = links.scale_up.tree_efficiency * costs.efficiency[protocol] / max(costs.efficiency)
     inner = np.where(r > 1, 2.0 / (links.scale_up_bytes_per_s * e), 0.0)
     outer = _tree_seconds_per_byte(groups, links, protocol, collnet=False)
@@ -158,7 +165,7 @@ def collnet(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingC
 def nvls(groups: GroupArrays, links: ClusterLinks, size: Floats, *, reducing_network: bool = False) -> AlgorithmTime:
     """An all-reduce with reduction in the scale-up switch (NVLS; with trees between nodes NVLS-tree).
 
-    t = a_s + S / min(W e_s, W / (1 + 1/r)) inside a node; between nodes 2 ceil(log2 M) g more, and the slower of this
+    t = a_s + S / min(W e_s, W / (1 + 1/r)) inside a node; between nodes 2 ceil(log2 M) u g more, and the slower of this
     and f S / (B q), f as in `tree`
 
     Each rank reduces S/r through the switch, which reads all of S from every GPU, then multicasts its S/r: a GPU sends
@@ -166,7 +173,8 @@ def nvls(groups: GroupArrays, links: ClusterLinks, size: Floats, *, reducing_net
     """
     switch, w = links.scale_up.switch, links.scale_up_bytes_per_s
     inner = 1.0 / np.minimum(w * switch.efficiency, w / (1.0 + 1.0 / groups.ranks_per_node))
-    latency = switch.launch_s + _across_s(groups, links, _tree_steps(groups, collnet=reducing_network), SIMPLE)
+    steps = _tree_steps(groups, collnet=reducing_network) * (1.0 if reducing_network else TREE_STEPS[SIMPLE])
+    latency = switch.launch_s + _across_s(groups, links, steps, SIMPLE)
     outer = _tree_seconds_per_byte(groups, links, SIMPLE, collnet=reducing_network)
     return AlgorithmTime(latency_s=latency, stream_s=size * np.maximum(inner, np.where(groups.crosses, outer, 0.0)))
 

@@ -13,8 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.comm import algorithms as forms
-from echo_explore.comm.algorithms import AlgorithmTime
-from echo_explore.comm.coefficients import PAIR_PROTOCOLS, PROTOCOLS, PairCosts, RingCosts, TunerWeights
+from echo_explore.comm.algorithms import SIMPLE, AlgorithmTime
+from echo_explore.comm.coefficients import (
+    LL128_SHARE,
+    LL_SHARE,
+    PAIR_PROTOCOLS,
+    PROTOCOLS,
+    NetworkCoefficients,
+    PairCosts,
+    RingCosts,
+    TunerWeights,
+)
 from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
 from echo_explore.core import SpecError
 from echo_explore.graph.kinds import Collective, DType
@@ -33,6 +42,9 @@ SWITCH_DTYPES: Final = frozenset(
 """Types that the switch reduces [NCCL 2.27 src/include/device.h, ncclNvlsSupported, 2025]; unknown is taken as one."""
 _SWITCH_RANKS = 3
 """Ranks in a node from which NCCL uses the switch's reduction; two exchange directly [NCCL 2.27 nvls.cc, 2025]."""
+BELIEVED_SHARE: Final = (LL_SHARE, LL128_SHARE, 1.0)
+"""By protocol, the most of Simple's bandwidth that NCCL's tuner believes in: it derives the bandwidths of LL and LL128
+from Simple's by factors of at most these [NCCL 2.18 src/graph/tuning.cc, ncclTopoTuneModel, 2023]."""
 _WORST_CHOICE = 2.3
 """Between nodes a choice is never worse than this against the best: weights fitted to few nodes must not choose badly
 for many. Inside a domain the fits saw what there is. Measured curves jump by up to 2.2 (all-to-all on GB200, openxla
@@ -203,7 +215,7 @@ def options_of(kind: Collective, batch: Batch, links: ClusterLinks, able: Capabi
         case Collective.BROADCAST | Collective.REDUCE:
             costs = links.scale_up.all_gather if kind == Collective.BROADCAST else links.scale_up.reduce_scatter
             times = [forms.chain(batch.groups, links, batch.size, costs, protocol=p) for p in range(len(PROTOCOLS))]
-            return _by_protocol("chain", times, costs.tuner, links.network.ring_tuner, batch, able)
+            return _by_protocol("chain", times, costs.tuner, links.network.ring_tuner, batch, able, links.network)
         case Collective.ALL_TO_ALL:
             message = batch.size / batch.groups.num_ranks
             uneven, even = (
@@ -254,18 +266,28 @@ def _by_protocol(
     between: TunerWeights,
     batch: Batch,
     able: Capabilities,
+    network: NetworkCoefficients,
     *,
     valid: npt.NDArray[np.bool_] | None = None,
 ) -> list[Option]:
+    """An algorithm under each protocol.
+
+    The tuner never believes that LL or LL128 move bytes faster than their share of what it believes of Simple, so that
+    it takes Simple for long messages whatever its weights are: they may have been fitted on other groups.
+    """
     options = []
+    crosses = batch.groups.crosses
+    simple_s = np.where(crosses, between.stream[SIMPLE], inside.stream[SIMPLE]) * times[SIMPLE].stream_s
     for p, time in enumerate(times):
         if PROTOCOLS[p] == "LL128" and not able.ll128:
             continue
-        latency = np.where(batch.groups.crosses, between.latency[p], inside.latency[p])
-        stream = np.where(batch.groups.crosses, between.stream[p], inside.stream[p])
-        believed = latency * time.latency_s + stream * time.stream_s
+        latency = np.where(crosses, between.latency[p], inside.latency[p])
+        stream = np.where(crosses, between.stream[p], inside.stream[p])
+        believed = latency * time.latency_s + np.maximum(stream * time.stream_s, simple_s / BELIEVED_SHARE[p])
         if valid is not None:
             believed = np.where(valid, believed, np.inf)
+        if network.simple_only and p != SIMPLE:
+            believed = np.where(crosses, np.inf, believed)
         options.append(Option(algorithm=algorithm, protocol=PROTOCOLS[p], time=time, believed_s=believed))
     return options
 
@@ -274,11 +296,11 @@ def _all_reduce(batch: Batch, links: ClusterLinks, able: Capabilities) -> list[O
     groups, size, network = batch.groups, batch.size, links.network
     costs, protocols = links.scale_up.all_reduce, range(len(PROTOCOLS))
     rings = [_narrowed(forms.ring(groups, links, size, costs, rounds=2, protocol=p), costs, batch) for p in protocols]
-    options = _by_protocol("ring", rings, costs.tuner, network.ring_tuner, batch, able)
+    options = _by_protocol("ring", rings, costs.tuner, network.ring_tuner, batch, able, network)
     crosses = groups.crosses
     if crosses.any():
         trees = [_narrowed(forms.tree(groups, links, size, costs, protocol=p), costs, batch) for p in protocols]
-        options += _by_protocol("tree", trees, costs.tuner, network.tree_tuner, batch, able, valid=crosses)
+        options += _by_protocol("tree", trees, costs.tuner, network.tree_tuner, batch, able, network, valid=crosses)
     if crosses.any() and links.has_network_reduction:
         time = forms.collnet(groups, links, size, costs)
         options.append(_weighted("collnet", time, 1.0, 1.0, crosses & batch.switched))
@@ -300,7 +322,7 @@ def _gather_or_scatter(kind: Collective, batch: Batch, links: ClusterLinks, able
     times = [forms.ring(groups, links, size, costs, rounds=1, protocol=p) for p in range(len(PROTOCOLS))]
     if not gathers:
         times = [_narrowed(time, costs, batch) for time in times]
-    options = _by_protocol("ring", times, costs.tuner, links.network.ring_tuner, batch, able)
+    options = _by_protocol("ring", times, costs.tuner, links.network.ring_tuner, batch, able, links.network)
     single = groups.crosses & (groups.ranks_per_node == 1)
     if able.pat and single.any():
         options.append(_weighted("pat", forms.pat(groups, links, size, costs), 1.0, 1.0, single))

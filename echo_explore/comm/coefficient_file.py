@@ -1,7 +1,8 @@
 """The TOML file that holds the coefficients of collectives: read, check, write.
 
 Tables: `[scale_up.<key>]` with `all_reduce`, `all_gather`, `reduce_scatter`, `switch`, `all_to_all`, `send` below it,
-`[network.<key>]`, `[custom.<framework>.<device>]`, `[tool.<name>]`. In a calibration file of a user's own the same lie
+`[network.<key>]`, `[custom.<framework>.<device>]`, `[exchange.<dispatcher>.<device>]` with `dispatch` and `combine`
+below it, `[tool.<name>]`. In a calibration file of a user's own the same lie
 under `[comm]`. `same_as = "<key>"` repeats another table.
 """
 
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 from echo_explore.comm.coefficients import (
     CommCoefficients,
+    ExchangeCosts,
     NetworkCoefficients,
     OneShotCosts,
     PairCosts,
@@ -74,6 +76,7 @@ def user_coefficients(path: Path) -> CommCoefficients:
         scale_up={**shipped.scale_up, **found.scale_up},
         network={**shipped.network, **found.network},
         custom={**shipped.custom, **found.custom},
+        exchange={**shipped.exchange, **found.exchange},
         tools={**shipped.tools, **found.tools},
     )
 
@@ -104,7 +107,14 @@ def _coefficients(data: Mapping[str, Any], file: str) -> CommCoefficients:
     for framework, devices in _tables(data, "custom", file).items():
         for key, table in _tables({"devices": devices}, "devices", f"{file}: custom.{framework}").items():
             custom[f"{framework}/{key}"] = _one_shot(TableReader(table, f"{file}: custom.{framework}.{key}"))
+    exchange = {}
+    for dispatcher, devices in _tables(data, "exchange", file).items():
+        for key, table in _tables({"devices": devices}, "devices", f"{file}: exchange.{dispatcher}").items():
+            for phase in ("dispatch", "combine"):
+                read = TableReader(table, f"{file}: exchange.{dispatcher}.{key}").inner(phase)
+                exchange[f"{dispatcher}/{key}/{phase}"] = _exchange(read)
     return CommCoefficients(
+        exchange=exchange,
         scale_up=_each(data, "scale_up", file, _scale_up),
         network=_each(data, "network", file, _network),
         custom=custom,
@@ -200,6 +210,7 @@ def _network(key: str, read: TableReader) -> NetworkCoefficients:
         switch_tuner=read.number_pair("switch_tuner", most=_ANY),
         sigma_log=read.numbers("sigma_log", most=3.0),
         unmeasured_sigma_log=read.number("unmeasured_sigma_log", most=3.0),
+        simple_only=read.flag("simple_only"),
     )
 
 
@@ -216,6 +227,20 @@ def _one_shot(read: TableReader) -> OneShotCosts:
         switch_launch_s=read.seconds("switch_launch"),
         switch_efficiency=read.number("switch_efficiency", most=1.0),
         most_ranks=int(read.number("most_ranks", most=_ANY)),
+        sigma_log=read.number("sigma_log", most=3.0),
+    )
+
+
+def _exchange(read: TableReader) -> ExchangeCosts:
+    return ExchangeCosts(
+        launch_s=read.seconds("launch"),
+        byte_s=read.seconds("byte"),
+        visit_s=read.seconds("visit"),
+        sm_bytes_per_s=read.bytes_per_s("sm_bandwidth"),
+        link_efficiency=read.number("link_efficiency", most=1.0),
+        node_s=read.seconds("node"),
+        network_efficiency=read.number("network_efficiency", most=1.0),
+        num_sms=int(read.number("num_sms", most=_ANY)),
         sigma_log=read.number("sigma_log", most=3.0),
     )
 

@@ -11,6 +11,10 @@ PROTOCOLS: Final = ("LL", "LL128", "Simple")
 """NCCL's protocols, in the order of every triple below: flags in 8-byte words, flags in 128-byte lines, fences."""
 PAIR_PROTOCOLS: Final = ("LL", "Simple")
 """The protocols of sends, in the order of every pair below [NCCL 2.18 src/enqueue.cc, 2023]."""
+LL_SHARE: Final = 1 / 2
+"""Most of a link that LL leaves to data: 4 of 8 bytes are a flag [NCCL 2.18 src/include/device.h, 2023]."""
+LL128_SHARE: Final = 120 / 128
+"""The same of LL128: 120 bytes of a line of 128 [the same, NCCL_LL128_DATAELEMS, 2023]."""
 SIZE_BANDS_BYTES: Final = (256.0 * 1024, 16.0 * 1024 * 1024)
 """Message sizes that part the three bands of `sigma_log`: latency, protocol change, bandwidth."""
 DEFAULT: Final = "default"
@@ -145,6 +149,7 @@ class NetworkCoefficients:
         switch_tuner: weights on (latency, transfer time) of trees over the switch's reduction (NVLS-tree).
         sigma_log: for all-reduce, by size band.
         unmeasured_sigma_log: for collectives that were not measured between nodes.
+        simple_only: its cards keep no order inside a message, which the flags of LL and LL128 need.
     """
 
     key: str
@@ -160,6 +165,7 @@ class NetworkCoefficients:
     switch_tuner: Pair = (1.0, 1.0)
     sigma_log: Triple
     unmeasured_sigma_log: float
+    simple_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +202,33 @@ class OneShotCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCosts:
+    """A dispatch or a combine of a fused exchange of tokens and experts on one device; see `exchange`.
+
+    Attributes:
+        launch_s: kernels and their handshake.
+        byte_s: what each byte of a token adds: its way through a block's buffers.
+        visit_s: time of one SM for a token at one rank.
+        sm_bytes_per_s: that one SM moves.
+        link_efficiency: share of the scale-up link that carries tokens.
+        node_s: what each domain adds, where there are several.
+        network_efficiency: of the cards.
+        num_sms: that the kernel takes.
+        sigma_log: standard deviation of the log of measured over modelled time.
+    """
+
+    launch_s: float
+    byte_s: float
+    visit_s: float
+    sm_bytes_per_s: float
+    link_efficiency: float
+    node_s: float
+    network_efficiency: float
+    num_sms: int
+    sigma_log: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolConstants:
     """What a measured time includes beside the collective: measured = max(time + launch, floor).
 
@@ -219,12 +252,14 @@ class CommCoefficients:
 
     Attributes:
         custom: frameworks' own kernels, by `<framework>/<device calibration>`.
+        exchange: fused exchanges, by `<dispatcher>/<device calibration or architecture>/<phase>`.
         tools: by name.
     """
 
     scale_up: Mapping[str, ScaleUpCoefficients]
     network: Mapping[str, NetworkCoefficients]
     custom: Mapping[str, OneShotCosts] = field(default_factory=dict)
+    exchange: Mapping[str, ExchangeCosts] = field(default_factory=dict)
     tools: Mapping[str, ToolConstants] = field(default_factory=dict)
 
     def scale_up_of(self, cluster: ClusterSpec) -> ScaleUpCoefficients:

@@ -23,6 +23,7 @@ from echo_explore.comm.choice import (
 from echo_explore.comm.coefficient_file import shipped_coefficients, user_coefficients
 from echo_explore.comm.coefficients import SIZE_BANDS_BYTES, CommCoefficients
 from echo_explore.comm.custom import custom_costs
+from echo_explore.comm.exchange import ExchangeRequest, exchange_costs, exchange_time_s
 from echo_explore.comm.libraries import BASE, library, library_of_version
 from echo_explore.comm.named import framework_options, halving_doubling_option, own_plan
 from echo_explore.comm.paths import ClusterLinks, Floats, cluster_links, group_arrays
@@ -53,7 +54,7 @@ class HierarchicalModel:
     reference: ClassVar[str] = (
         "Rings, trees, CollNet, NVLS, PAT and direct exchange over LL, LL128 and Simple; NCCL 2.18 tuning.cc (2023)"
     )
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     coefficients: CommCoefficients
     forced: ForcedChoice = field(default_factory=ForcedChoice)
     library: str = BASE
@@ -108,6 +109,17 @@ class HierarchicalModel:
         return CollectiveTime(
             time_s=float(choice.time_s[0]), sigma_log=_sigma_log(request, links) if own is None else own
         )
+
+    def exchange_time(self, request: ExchangeRequest, cluster: ClusterSpec) -> CollectiveTime:
+        """Seconds of one fused exchange of tokens and experts alone, and how sure they are; 0 s for one rank.
+
+        Raises:
+            PlacementError: the group spans nodes that have no network card.
+            MissingCalibration: the calibration has neither this device nor a default.
+        """
+        costs = exchange_costs(self.coefficients.exchange, request.operator, cluster.device)
+        time_s = exchange_time_s(request, costs, self.links_of(cluster))
+        return CollectiveTime(time_s=time_s, sigma_log=costs.sigma_log if time_s > 0 else 0.0)
 
     def collective_times(
         self,

@@ -34,6 +34,17 @@ class TableReader:
         """An amount of bytes with its unit."""
         return parse_quantity(self._get(key), unit="bytes", field=f"{self._where}.{key}")
 
+    def bytes_per_s(self, key: str) -> float:
+        """A bandwidth with its unit."""
+        return parse_quantity(self._get(key), unit="bytes_per_s", field=f"{self._where}.{key}")
+
+    def flag(self, key: str) -> bool:
+        """Yes or no; no where the key is missing."""
+        value = self._table.get(key, False)
+        if not isinstance(value, bool):
+            raise SpecError(f"{self._where}.{key}", value, "must be true or false", "correct it")
+        return value
+
     def number(self, key: str, *, most: float) -> float:
         """A number from 0 to `most`."""
         return self._checked(key, self._get(key), most)

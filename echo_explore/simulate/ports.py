@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from echo_explore.comm.exchange import ExchangeRequest
 from echo_explore.comm.request import CollectiveRequest, CollectiveTime
 from echo_explore.comm.schedule import CollectivePlan
 from echo_explore.compute.times import KernelTimes
@@ -52,6 +53,9 @@ class CollectiveModel(Protocol):
 
     def for_stack(self, stack: StackProfile, cluster: ClusterSpec) -> "CollectiveModel":
         """The same with the library and the settings of a stack."""
+
+    def exchange_time(self, request: ExchangeRequest, cluster: ClusterSpec) -> CollectiveTime:
+        """Seconds of one fused exchange of tokens and experts alone; 0 for one rank."""
 
     def plan(self, request: CollectiveRequest, cluster: ClusterSpec) -> CollectivePlan:
         """Its algorithm, protocol, channels (SMs) and chunks, for a group of two ranks or more."""

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.comm import CollectiveRequest
+from echo_explore.comm.exchange import ExchangeRequest
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, TimedGraph
 from echo_explore.interference import CodePairing, NoInterference, Pairing
 from echo_explore.interference.loads import Traffic
@@ -106,7 +107,8 @@ class Pricer:
                 continue
             shape = (shapes or {}).get(row) or self.shape(axis)
             if graph.dims[row, 0] > 0:
-                time_s[row], sigma_log[row] = self.exchange(axis, size, tuple(graph.dims[row].tolist()), dtype)
+                name = graph.strings[graph.name[row]]
+                time_s[row], sigma_log[row] = self.exchange(name, axis, size, tuple(graph.dims[row].tolist()))
             elif kind in (Collective.SEND, Collective.RECV):
                 time_s[row], sigma_log[row] = self.ring_step(axis, kind, size, dtype, hop=(shapes or {}).get(row))
             else:
@@ -231,45 +233,29 @@ class Pricer:
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
 
-    def exchange(
-        self, axis: Axis, message_bytes: float, dims: tuple[int, ...], dtype: DType = DType.NONE
-    ) -> tuple[float, float]:
+    def exchange(self, operator: str, axis: Axis, message_bytes: float, dims: tuple[int, ...]) -> tuple[float, float]:
         """Seconds of a fused exchange of tokens and experts (DeepEP, HybridEP), and the deviation of their log.
 
-        A token crosses the network once for each domain that it visits and reaches its ranks there over the scale-up
-        links; both run at once, so the slower one decides (DeepEP, README, 2025: normal kernels with NVLink and RDMA
-        forwarding). Within one domain all travels over its links.
-
-        # Approximation: either part takes NCCL's all-to-all of the same bytes (either direction); tokens that stay in
-        # their domain cross no network, by the routing's own probabilities, balanced even under a load.
+        Tokens visit domains by the routing's own probabilities, balanced even under a load.
 
         Args:
+            operator: its name in the trace.
             axis: of the group.
             message_bytes: a rank sends, itself included, one copy of a token a rank.
             dims: tokens, bytes a token, experts, experts a token, groups, groups a token.
-            dtype: of the payload.
         """
         shape = self.shape(axis)
-        if shape.num_nodes == 1 or shape.num_ranks % shape.ranks_per_node:
-            return self.collective(axis, Collective.ALL_TO_ALL, message_bytes, dtype)
         tokens, width, experts, each, groups, chosen = dims[:6]
         routing = Routing(num_experts=experts, experts_per_token=each, num_groups=groups, groups_per_token=chosen)
-        network = GroupShape(
-            num_ranks=shape.num_nodes, ranks_per_node=1, groups_per_node=shape.ranks_per_node * shape.groups_per_node
+        request = ExchangeRequest(
+            operator=operator,
+            rank_visits=message_bytes / width,
+            domain_visits=tokens * sum(routing.visits(shape.num_nodes)),
+            token_bytes=float(width),
+            group=shape,
         )
-        inside = GroupShape(
-            num_ranks=shape.ranks_per_node, ranks_per_node=shape.ranks_per_node, groups_per_node=shape.groups_per_node
-        )
-        crossing = tokens * float(width) * sum(routing.visits(shape.num_nodes))
-        parts = [
-            self._collective.collective_time(
-                CollectiveRequest(collective=Collective.ALL_TO_ALL, message_bytes=size, group=group, dtype=dtype),
-                self._candidate.cluster,
-            )
-            for group, size in ((network, crossing), (inside, message_bytes))
-        ]
-        slower = max(parts, key=lambda price: price.time_s)
-        return slower.time_s * self._what_if.axis_factor(axis), slower.sigma_log
+        price = self._collective.exchange_time(request, self._candidate.cluster)
+        return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
 
     def transfer(self, stage: int, message_bytes: float) -> tuple[float, float]:
         """Seconds of a transfer from a pipeline stage to the next alone, and the deviation of their log."""

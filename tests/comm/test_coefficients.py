@@ -4,6 +4,7 @@ import pytest
 
 from echo_explore.comm import load_coefficients
 from echo_explore.comm.coefficient_file import has_comm_tables, shipped_coefficients, user_coefficients
+from echo_explore.comm.coefficients import LL128_SHARE, LL_SHARE
 from echo_explore.core import SpecError, UnitError
 from echo_explore.core.home import find_data_file
 from echo_explore.specs import load_cluster
@@ -93,3 +94,27 @@ def test_a_users_file_lies_over_the_shipped_one_table_by_table(tmp_path: Path) -
     path.write_text("schema = 1\ncomm = 3\n")
     with pytest.raises(SpecError, match="comm = 3: must be a table"):
         user_coefficients(path)
+
+
+def test_shipped_constants_are_within_what_physics_permits() -> None:
+    coefficients = shipped_coefficients()
+    for scale_up in coefficients.scale_up.values():
+        for ring in (scale_up.all_reduce, scale_up.all_gather, scale_up.reduce_scatter):
+            assert list(ring.hop_factor) == sorted(ring.hop_factor)
+            assert list(ring.launch_s) == sorted(ring.launch_s)
+            assert ring.efficiency[0] <= LL_SHARE * ring.efficiency[2] * 1.001
+            assert ring.efficiency[1] <= LL128_SHARE * ring.efficiency[2] * 1.001
+            assert 0.5 <= ring.hop_factor[0] <= 10
+            assert ring.hop_factor[2] <= 50
+    for network in coefficients.network.values():
+        assert network.protocol_efficiency[0] <= LL_SHARE
+        assert network.protocol_efficiency[1] <= LL128_SHARE * 1.001
+        assert list(network.hop_factor) == sorted(network.hop_factor)
+        assert 0.5 <= network.hop_factor[0] <= 5
+        assert network.hop_factor[2] <= 40
+
+
+def test_a_flag_must_be_true_or_false(tmp_path: Path) -> None:
+    path = edited(tmp_path, "simple_only = true", 'simple_only = "yes"')
+    with pytest.raises(SpecError, match=r"network.efa-ampere.simple_only = 'yes': must be true or false"):
+        load_coefficients(path)

@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from echo_explore.comm import CollectiveRequest, HierarchicalModel, bus_bandwidth, bus_factor
 from echo_explore.comm.choice import ForcedChoice
+from echo_explore.comm.coefficients import TunerWeights
 from echo_explore.comm.libraries import library
 from echo_explore.comm.paths import network_share
 from echo_explore.core import MissingCalibration, PlacementError, SpecError
@@ -190,6 +192,37 @@ def test_columns_give_the_same_prices_as_single_requests(kind: Collective, name:
     )
     single = [price(kind, size, group, CLUSTERS[name]) for size in sizes]
     assert columns.tolist() == pytest.approx(single, rel=1e-12)
+
+
+@settings(deadline=None)
+@given(groups(), NAMED, st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST]))
+def test_long_messages_never_run_under_protocols_that_waste_bandwidth(
+    group: GroupShape, name: str, kind: Collective
+) -> None:
+    if group.num_ranks > 1:
+        request = request_of(kind, 2.0**36, group)
+        assert MODEL.chosen_algorithm(request, CLUSTERS[name]).endswith("/Simple")
+
+
+def test_weights_of_the_tuner_never_make_ll_look_better_than_its_share_of_bandwidth() -> None:
+    c = MODEL.coefficients
+    eager = TunerWeights(latency=(1.0, 1.0, 1.0), stream=(1e-6, 1e-6, 1.0))
+    network = {key: replace(one, ring_tuner=eager, tree_tuner=eager) for key, one in c.network.items()}
+    model = HierarchicalModel(coefficients=replace(c, network=network))
+    group = GroupShape(num_ranks=2, ranks_per_node=1)
+    assert model.chosen_algorithm(request_of(Collective.ALL_REDUCE, 2**30, group), CLUSTERS["a100-40gb-hdr"]) in (
+        "ring/Simple",
+        "tree/Simple",
+    )
+
+
+def test_networks_without_order_run_simple_only() -> None:
+    request = request_of(Collective.ALL_REDUCE, 8, GroupShape(num_ranks=16, ranks_per_node=8))
+    p4de, p5 = load_cluster("a100-p4de-efa"), CLUSTERS["h100-p5-efa"]
+    assert all(name.endswith("/Simple") for name in MODEL.algorithm_times(request, p4de))
+    assert "tree/LL" in MODEL.algorithm_times(request, p5)
+    inside = request_of(Collective.ALL_REDUCE, 8, GroupShape(num_ranks=8, ranks_per_node=8))
+    assert "ring/LL" in MODEL.algorithm_times(inside, p4de)
 
 
 def test_algorithm_and_protocol_can_be_forced() -> None:
