@@ -90,7 +90,7 @@ HEADER = """# Coefficients of collectives by scripts/fit_collectives.py, {date};
 schema = 2
 """
 
-EFA_P5 = {
+EFA_P5: Mapping[str, Mapping[int, tuple[float, ...]]] = {
     # Hosts, then GB/s of an all-reduce of 32 MiB, 64 MiB, ..., 8 GiB.
     "all_reduce": {
         2: (78.57, 110.40, 162.74, 194.38, 211.20, 232.08, 237.36, 248.43, 254.78),

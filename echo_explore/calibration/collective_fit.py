@@ -139,7 +139,8 @@ def _fit(
     def residuals(x: Floats, temperature: float) -> Floats:
         links = links_from(x)
         modelled = [modelled_log_s(s, links, temperature, able, b) for (s, able), b in zip(parts, batches, strict=True)]
-        return np.concatenate(modelled) - measured
+        joined: Floats = np.concatenate(modelled) - measured
+        return joined
 
     def cost(x: Floats) -> float:
         error = float(np.average(np.abs(np.expm1(residuals(x, 0.0))), weights=weights**2))
