@@ -41,9 +41,13 @@ ATTENTION: Mapping[str, bool] = {
     "aten::_scaled_dot_product_cudnn_attention": False, "aten::_flash_attention_backward": True,
     "aten::_scaled_dot_product_flash_attention_backward": True,
     "aten::_scaled_dot_product_cudnn_attention_backward": True,
+    "flash_attn::_flash_attn_forward": False, "flash_attn::_flash_attn_backward": True,
 }  # fmt: skip
 """Operator: whether it is a backward. Inputs are query, key, value of [batch, heads, sequence, head_dim] except for
-`_flash_attention_forward`, which has [batch, sequence, heads, head_dim]."""
+`_flash_attention_forward` and those of flash-attn, which have [batch, sequence, heads, head_dim]."""
+FLASH_CAUSAL: Mapping[str, int] = {"flash_attn::_flash_attn_forward": 5, "flash_attn::_flash_attn_backward": 11}
+"""Place of `causal` among the arguments of flash-attn's operators, the keys to the left that a query sees one after it:
+flash-attn 2.7 (2024) flash_attn_interface.py. Other operators have no other true argument than `is_causal`."""
 
 
 def read_profiler_trace(path: Path) -> MeasuredKernels:
@@ -178,8 +182,14 @@ def _attention(name: str, dims: Sequence[Any], types: Sequence[str], concrete: S
     query, key = dims[first], dims[first + 1]
     if dtype is None or len(query) != 4:
         return None
-    order = (0, 2, 1, 3) if "_flash_attention_" in name and "scaled" not in name else (0, 1, 2, 3)
+    sequence_first = name in FLASH_CAUSAL or ("_flash_attention_" in name and "scaled" not in name)
+    order = (0, 2, 1, 3) if sequence_first else (0, 1, 2, 3)
     batch, heads, seq_q, head_dim = (int(query[i]) for i in order)
     kv_heads, seq_k = int(key[order[1]]), int(key[order[2]])
-    causal = int(any(str(value) == "True" for value in concrete))
-    return attention_row((batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, 0), dtype, backward=backward)
+    window = 0
+    if name in FLASH_CAUSAL:
+        place = FLASH_CAUSAL[name]
+        causal, window = int(concrete[place] == "True"), max(0, int(concrete[place + 1]) + 1)
+    else:
+        causal = int(any(str(value) == "True" for value in concrete))
+    return attention_row((batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, window), dtype, backward=backward)

@@ -148,6 +148,22 @@ def test_kernels_of_a_profiler_trace(tmp_path: Path) -> None:
     assert sum(measured.num_ignored.values()) == 3
 
 
+def test_kernels_of_flash_attn_in_a_trace(tmp_path: Path) -> None:
+    query, key = [2, 4096, 32, 128], [2, 4096, 8, 128]
+    scalars = ("0.", "0.088", "True", "1023", "0", "0.", "", "True")
+    forward, backward = ("",) * 3 + scalars, ("",) * 9 + (*scalars[:2], "False", "-1", "-1", "0.", "", "True")
+    events = [
+        _operator(1, "flash_attn::_flash_attn_forward", [query, key, key], forward),
+        _operator(2, "flash_attn::_flash_attn_backward", [query, query, key, key, query], backward),
+        _kernel(1, 100.0), _kernel(2, 300.0),
+    ]  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = read_profiler_trace(path).rows
+    assert [row.dims for row in rows] == [(2, 32, 8, 4096, 4096, 128, 1, 1024), (2, 32, 8, 4096, 4096, 128, 0, 0)]
+    assert [row.phase.name for row in rows] == ["FORWARD", "BACKWARD"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
