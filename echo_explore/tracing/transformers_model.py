@@ -80,12 +80,17 @@ def _model(job: TransformersJob) -> Any:
     masked = family in _MASKED and not getattr(config, "is_decoder", False)
     make: Any = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
     try:
-        with torch.device("cuda"):
-            return make.from_config(config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False)
+        return _made(make, config, "sdpa")
     except ValueError as error:
-        raise TraceError(
-            f"config: model_type = {family!r}: {str(error).splitlines()[0]}; fix: use a language model"
-        ) from None
+        reason = str(error).splitlines()[0]
+        if "scaled_dot_product_attention" in reason:  # GPT-OSS: sinks in its softmax
+            return _made(make, config, "eager")
+        raise TraceError(f"config: model_type = {family!r}: {reason}; fix: use a language model") from None
+
+
+def _made(make: Any, config: Any, attention: str) -> Any:
+    with torch.device("cuda"):
+        return make.from_config(config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False)
 
 
 def _mesh(job: TransformersJob) -> Any:

@@ -78,6 +78,40 @@ def test_executed_flop_are_the_closed_form(service: TraceService, family: str) -
     assert (graph.op_class == OpClass.GROUPED_GEMM).sum() == grouped
 
 
+WINDOWED = {
+    "model_type": "", "hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 1000, "num_key_value_heads": 2,
+    "sliding_window": 64, "max_position_embeddings": 256,
+}  # fmt: skip
+GPT_OSS = WINDOWED | {
+    "model_type": "gpt_oss", "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32, "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+GEMMA3 = WINDOWED | {
+    "model_type": "gemma3_text", "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "matrices", "attention_products"),
+    [
+        # Queries, keys, values, output, two of four experts, router; sinks: two products forward and four backward.
+        (GPT_OSS, 2 * 256 * 256 + 2 * 256 * 64 + 2 * (256 * 512 + 256 * 256) + 256 * 4, 6),
+        # A window is a mask: the memory-efficient kernel, which recomputes the scores in its backward.
+        (GEMMA3, 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512, 7),
+    ],
+    ids=["gpt_oss", "gemma3_text"],
+)
+def test_models_with_windows_and_sinks_execute_the_closed_form(
+    service: TraceService, config: dict[str, Any], matrices: int, attention_products: int
+) -> None:
+    tokens, width = 2 * 128, config["num_attention_heads"] * config["head_dim"]
+    changes: dict[str, Any] = {"config": config, "sequence_length": 128}
+    graph = step(service, "llama", **changes).graph
+    products = 6.0 * tokens * (2 * matrices + 256 * 1000)
+    attention = 2 * attention_products * 2.0 * tokens * 128 * width
+    assert graph.flop.sum() == pytest.approx(products + attention, rel=1e-3)
+
+
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe", "gpt2"])
 def test_the_translated_model_has_the_parameters_of_the_real_one(service: TraceService, family: str) -> None:
     graph = step(service, family, world_size=1).graph
