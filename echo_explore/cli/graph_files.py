@@ -3,10 +3,32 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from echo_explore.core import SpecError
-from echo_explore.graph import ExecutionGraph, load_chakra, load_graph, save_chakra, save_graph
+import numpy as np
 
-WRITERS: Mapping[str, Callable[[Path, ExecutionGraph], None]] = {"native": save_graph, "chakra": save_chakra}
+from echo_explore.core import SpecError
+from echo_explore.graph import (
+    ExecutionGraph,
+    RankTrace,
+    load_chakra,
+    load_chakra_trace,
+    save_chakra,
+    save_graph,
+    save_rank_trace,
+)
+from echo_explore.graph.rank_trace import trace_of
+from echo_explore.graph.storage import load_graph_and_facts
+
+Written = ExecutionGraph | RankTrace
+
+
+def _save_native(path: Path, graph: Written) -> None:
+    if isinstance(graph, RankTrace):
+        save_rank_trace(path, graph)
+    else:
+        save_graph(path, graph)
+
+
+WRITERS: Mapping[str, Callable[[Path, Written], None]] = {"native": _save_native, "chakra": save_chakra}
 _ENDINGS = {".npz": "native", ".et": "chakra"}
 
 
@@ -18,7 +40,7 @@ def check_out(out: Path) -> None:
         raise SpecError("out", str(out), "its folder does not exist", "make the folder first")
 
 
-def writer_of(out: Path) -> Callable[[Path, ExecutionGraph], None]:
+def writer_of(out: Path) -> Callable[[Path, Written], None]:
     """What writes a file of that name."""
     name = _ENDINGS.get(out.suffix)
     if name is None:
@@ -26,12 +48,16 @@ def writer_of(out: Path) -> Callable[[Path, ExecutionGraph], None]:
     return WRITERS[name]
 
 
-def read_graph(path: Path) -> ExecutionGraph:
-    """The graph in a native file, a Chakra trace, or a trace of PyTorch's profiler, by the ending of its name."""
+def read_graph(path: Path) -> Written:
+    """What a native file, a Chakra trace, or a trace of PyTorch's profiler holds, by the ending of its name.
+
+    The trace of a rank where the file names the ranks of its collectives, else a graph.
+    """
     if path.suffix == ".npz":
-        return load_graph(path)
+        graph, facts = load_graph_and_facts(path)
+        return trace_of(graph, facts) or graph
     if path.suffix == ".et":
-        return load_chakra(path)
+        return load_chakra_trace(path) or load_chakra(path)
     if ".json" in path.suffixes[-2:]:
         from echo_explore.calibration.profiler_graph import read_profiler_graph
 
@@ -39,8 +65,26 @@ def read_graph(path: Path) -> ExecutionGraph:
     raise SpecError("file", str(path), "must end in .npz, .et, .json or .json.gz", "rename it after its format")
 
 
-def summary(graph: ExecutionGraph) -> str:
+def read_trace(path: Path) -> RankTrace:
+    """As `read_graph`, where a prediction needs to know the ranks.
+
+    Raises:
+        SpecError: the file does not name them.
+    """
+    found = read_graph(path)
+    if isinstance(found, RankTrace):
+        return found
+    if not found.is_collective.any():  # one GPU
+        return RankTrace(
+            graph=found, rank=0, world_size=1, groups=(), group_of_row=np.full(found.num_ops, -1, dtype=np.int64),
+            peak_memory_bytes=float(found.live_bytes.max(initial=0.0)),
+        )  # fmt: skip
+    raise SpecError("graph", str(path), "does not name the groups of its collectives", "trace a --script again")
+
+
+def summary(written: Written) -> str:
     """What a graph holds, in one line."""
+    graph = written.graph if isinstance(written, RankTrace) else written
     return (
         f"{graph.num_ops:,} rows, {int(graph.is_collective.sum()):,} collectives, "
         f"{graph.flop.sum():.4g} FLOP, {graph.message_bytes.sum():.4g} bytes in messages"

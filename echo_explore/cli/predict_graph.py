@@ -5,9 +5,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echo_explore.cli import graph_files
 from echo_explore.cli.report import graph_text
 from echo_explore.core import SpecError, TraceError
-from echo_explore.graph import RankTrace, load_rank_trace
+from echo_explore.graph import RankTrace
 from echo_explore.specs import JobOptions, load_cluster, load_stack
 from echo_explore.specs.base import read_json
 from echo_explore.specs.layout import parse_layout
@@ -142,7 +143,7 @@ def predict_graph(options: GraphOptions) -> int:
         trace, label = script_step(options.script, options.world, options.rank), options.script
     else:
         assert options.graph is not None
-        trace, label = load_rank_trace(options.graph), options.graph.name
+        trace, label = graph_files.read_trace(options.graph), options.graph.name
     with CachedTracer() as tracer:
         simulator = default_simulator(
             tracer=tracer, interference=options.interference, calibration=options.calibration,

@@ -8,7 +8,7 @@ import typer
 from echo_explore.cli import graph_files, predict
 from echo_explore.cli.predict_graph import script_step, transformers_job, transformers_step
 from echo_explore.core import SpecError
-from echo_explore.graph import ExecutionGraph, RankTrace, save_rank_trace
+from echo_explore.graph import RankTrace
 from echo_explore.specs import Candidate, JobOptions, candidate_of
 from echo_explore.tracing.transformers_request import PARALLELISMS
 
@@ -45,7 +45,7 @@ def trace_command(
         for name, value in (("model", model), ("layout", layout), ("global-batch-size", global_batch_size)):
             if value is not None:
                 raise SpecError(name, value, "says nothing beside --script, whose code decides", "leave it out")
-        graph = _written(out, script_step(script, world, rank), file_format)
+        trace = script_step(script, world, rank)
     else:
         if world is not None:
             raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
@@ -69,27 +69,18 @@ def trace_command(
             overrides=tuple(sets or ()),
         )
         if framework in PARALLELISMS:
-            graph = _written(out, transformers_step(transformers_job(options), rank), file_format)
+            trace = transformers_step(transformers_job(options), rank)
         else:
-            graph = _job_graph(candidate_of(options), rank)
-            graph_files.WRITERS[file_format](out, graph)
-    print(f"{out.absolute()}: {graph_files.summary(graph)}")
+            trace = _job_step(candidate_of(options), rank)
+    graph_files.WRITERS[file_format](out, trace)
+    print(f"{out.absolute()}: {graph_files.summary(trace)}")
     return 0
 
 
-def _written(out: Path, trace: RankTrace, file_format: str) -> ExecutionGraph:
-    """Write the trace, with its groups where the format has room for them."""
-    if file_format == "native":
-        save_rank_trace(out, trace)
-    else:
-        graph_files.WRITERS[file_format](out, trace.graph)
-    return trace.graph
-
-
-def _job_graph(candidate: Candidate, rank: int) -> ExecutionGraph:
+def _job_step(candidate: Candidate, rank: int) -> RankTrace:
     if not 0 <= rank < candidate.num_gpus:
         raise SpecError("rank", rank, f"must be 0 to {candidate.num_gpus - 1}", "choose a rank of the job")
     from echo_explore.tracing import TraceService
 
     with TraceService() as service:
-        return service.trace_rank(candidate, rank)
+        return service.rank_step(candidate, rank)

@@ -5,13 +5,14 @@ the same graph. Files of other programs become graphs by what every Chakra file 
 (`num_ops`), bytes and collectives.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from echo_explore.core import SpecError, write_atomic
+from echo_explore.core import SpecError, canonical_json, write_atomic
 from echo_explore.core.versions import GRAPH_SCHEMA
-from echo_explore.graph.chakra_foreign import COMM_TYPES, foreign_rows, wrong_node
+from echo_explore.graph.chakra_foreign import COMM_TYPES, TRANSFERS, foreign_rows, transfers_of, wrong_node
 from echo_explore.graph.chakra_messages import (
     Node,
     NodeType,
@@ -25,27 +26,37 @@ from echo_explore.graph.chakra_messages import (
 from echo_explore.graph.execution_graph import COLUMNS, TEXT_COLUMNS, ExecutionGraph, OpRow, build_graph
 from echo_explore.graph.kinds import Axis, Collective, DType, OpClass, OpKind, Phase
 from echo_explore.graph.proto_wire import WireError
+from echo_explore.graph.rank_trace import RankTrace, facts_of, trace_of
 
 VERSION = "0.0.4"
 """Of the schema that is written (et_def.proto at revision 21585d8, 2026-05-20)."""
 _PREFIX = "echo."
 _SCHEMA = f"{_PREFIX}schema"
+_FACTS = f"{_PREFIX}facts"
 _NOT_WRITTEN = ("name",)
 """Columns with a field of their own in every node."""
 
 
-def save_chakra(path: Path, graph: ExecutionGraph) -> None:
-    """Write a graph as one Chakra trace file; readers never see a part of it."""
+def save_chakra(path: Path, graph: ExecutionGraph | RankTrace) -> None:
+    """Write a graph as one Chakra trace file; readers never see a part of it.
+
+    A trace of a rank also says which ranks each collective joins and between which a transfer runs.
+    """
+    trace = graph if isinstance(graph, RankTrace) else None
+    rows = graph.graph if isinstance(graph, RankTrace) else graph
+    facts = {} if trace is None else {_FACTS: canonical_json(facts_of(trace))}
     previous: dict[int, int] = {}
-    parts = [write_metadata(VERSION, {_SCHEMA: GRAPH_SCHEMA})]
-    for row in range(graph.num_ops):
-        stream = int(graph.stream[row])
-        parts.append(write_node(_node_of(graph, row, previous.get(stream))))
+    parts = [write_metadata(VERSION, {_SCHEMA: GRAPH_SCHEMA, **facts})]
+    for row in range(rows.num_ops):
+        stream = int(rows.stream[row])
+        group = -1 if trace is None else int(trace.group_of_row[row])
+        ranks = () if trace is None or group < 0 else trace.groups[group]
+        parts.append(write_node(_node_of(rows, row, previous.get(stream), ranks)))
         previous[stream] = row
     write_atomic(path, b"".join(parts))
 
 
-def _node_of(graph: ExecutionGraph, row: int, previous: int | None) -> Node:
+def _node_of(graph: ExecutionGraph, row: int, previous: int | None, ranks: tuple[int, ...]) -> Node:
     kind, collective = OpKind(int(graph.kind[row])), Collective(int(graph.collective[row]))
     attrs: dict[str, Value] = {"is_cpu_op": False}
     node_type = NodeType.METADATA  # waits and host syncs: Chakra knows dependences only
@@ -54,13 +65,13 @@ def _node_of(graph: ExecutionGraph, row: int, previous: int | None) -> Node:
         attrs["num_ops"] = round(float(graph.flop[row]))
         attrs["tensor_size"] = round(float(graph.bytes_read[row] + graph.bytes_written[row]))
     elif kind is OpKind.COLLECTIVE:
-        node_type = {Collective.SEND: NodeType.COMM_SEND, Collective.RECV: NodeType.COMM_RECV}.get(
-            collective, NodeType.COMM_COLL
-        )
+        node_type = TRANSFERS.get(collective, NodeType.COMM_COLL)
         attrs["comm_size"] = round(float(graph.message_bytes[row]))
         attrs["pg_name"] = Axis(int(graph.axis[row])).name.lower()
         if collective in COMM_TYPES:
             attrs["comm_type"] = int(COMM_TYPES[collective])
+        if collective in TRANSFERS and len(ranks) == 2:
+            attrs["comm_src"], attrs["comm_dst"] = ranks
     start, stop = int(graph.dep_offsets[row]), int(graph.dep_offsets[row + 1])
     dtype = DType(int(graph.dtype[row])).name.lower()
     inputs, arrow, outputs = graph.strings[graph.shapes[row]].partition("->")
@@ -106,15 +117,44 @@ _ENUMS: Mapping[str, Any] = {
 
 
 def load_chakra(path: Path) -> ExecutionGraph:
-    """The graph of a Chakra trace file.
+    """The graph of a Chakra trace file; see `load_chakra_trace`."""
+    return _read(path)[0]
+
+
+def load_chakra_trace(path: Path) -> RankTrace | None:
+    """The trace of a rank in a Chakra trace file; None where the file names no ranks.
 
     Nodes of the host (`is_cpu_op`) and of kind metadata are left out, what depends on them depends on what they depend
     on; a file of host nodes only keeps them. Collectives of other programs run beside the kernels, until a WAIT
-    before the first node that depends on them.
+    before the first node that depends on them; of their groups only transfers are known, by `comm_src` and `comm_dst`.
 
     Raises:
         SpecError: the file is missing, no Chakra trace, or breaks off; with the byte and the field.
     """
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[ExecutionGraph, RankTrace | None]:
+    attrs, nodes = _messages(path)
+    schema = attrs.get(_SCHEMA)
+    if schema is None:
+        rows, peers = foreign_rows(path, nodes)
+        graph = build_graph(rows)
+        return graph, transfers_of(path, graph, peers)
+    if schema != GRAPH_SCHEMA:
+        rule = f"holds a graph of schema {schema!r}, not {GRAPH_SCHEMA}"
+        raise SpecError("file", str(path), rule, "trace again")
+    graph = build_graph([_own_row(path, number, node) for number, node in enumerate(nodes)])
+    if _FACTS not in attrs:
+        return graph, None
+    try:
+        return graph, trace_of(graph, json.loads(str(attrs[_FACTS])))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise SpecError("file", str(path), f"has {_FACTS} that fit no graph ({error})", "trace again") from None
+
+
+def _messages(path: Path) -> tuple[dict[str, Value], list[Node]]:
+    """Attributes of the file, and its nodes."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -136,13 +176,7 @@ def load_chakra(path: Path) -> ExecutionGraph:
         raise SpecError("file", str(path), f"{what}: byte {error.at}: {error.why}", "export it anew") from None
     if not nodes or attrs is None:
         raise SpecError("file", str(path), f"is a Chakra trace without nodes ({len(raw)} bytes)", "export it anew")
-    schema = attrs.get(_SCHEMA)
-    if schema is None:
-        return build_graph(foreign_rows(path, nodes))
-    if schema != GRAPH_SCHEMA:
-        rule = f"holds a graph of schema {schema!r}, not {GRAPH_SCHEMA}"
-        raise SpecError("file", str(path), rule, "trace again")
-    return build_graph([_own_row(path, number, node) for number, node in enumerate(nodes)])
+    return attrs, nodes
 
 
 _MAGIC = {

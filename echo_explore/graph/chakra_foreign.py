@@ -8,8 +8,9 @@ import numpy as np
 
 from echo_explore.core import SpecError
 from echo_explore.graph.chakra_messages import CommType, Node, NodeType
-from echo_explore.graph.execution_graph import OpRow
+from echo_explore.graph.execution_graph import ExecutionGraph, OpRow
 from echo_explore.graph.kinds import Axis, Collective, OpClass, OpKind
+from echo_explore.graph.rank_trace import RankTrace, groups_of_rows
 
 COMM_TYPES = {
     Collective.ALL_REDUCE: CommType.ALL_REDUCE, Collective.ALL_GATHER: CommType.ALL_GATHER,
@@ -20,6 +21,10 @@ COMM_TYPES = {
 _COLLECTIVES = {code: kind for kind, code in COMM_TYPES.items()} | {
     CommType.REDUCE_SCATTER_BLOCK: Collective.REDUCE_SCATTER
 }
+TRANSFERS = {Collective.SEND: NodeType.COMM_SEND, Collective.RECV: NodeType.COMM_RECV}
+_TRANSFERS = {code: kind for kind, code in TRANSFERS.items()}
+Peers = dict[int, tuple[int, int]]
+"""Of a transfer, by its row: the rank that sends and the rank that receives."""
 
 
 def wrong_node(path: Path, node: Node, why: str) -> SpecError:
@@ -27,8 +32,8 @@ def wrong_node(path: Path, node: Node, why: str) -> SpecError:
     return SpecError("file", str(path), f"node {node.number} ({node.name}) {why}", "export it anew")
 
 
-def foreign_rows(path: Path, nodes: Sequence[Node]) -> list[OpRow]:
-    """Rows of the nodes, in an order that respects their dependences.
+def foreign_rows(path: Path, nodes: Sequence[Node]) -> tuple[list[OpRow], Peers]:
+    """Rows of the nodes, in an order that respects their dependences, and the ranks of transfers.
 
     Raises:
         SpecError: a node misses, names itself, or has no counterpart.
@@ -39,6 +44,7 @@ def foreign_rows(path: Path, nodes: Sequence[Node]) -> list[OpRow]:
     rows: list[OpRow] = []
     row_of: dict[int, frozenset[int]] = {}
     waited: set[int] = set()
+    peers: Peers = {}
     for node in ordered:
         read = sorted(set().union(*(row_of[d] for d in (*node.data_deps, *node.ctrl_deps))))
         kept = node.kind is not NodeType.METADATA and (host_too or node.attrs.get("is_cpu_op") is not True)
@@ -52,8 +58,29 @@ def foreign_rows(path: Path, nodes: Sequence[Node]) -> list[OpRow]:
         row = _foreign_row(path, node)
         row.deps = tuple(read)
         row_of[node.number] = frozenset({len(rows)})
+        if node.kind in _TRANSFERS and {"comm_src", "comm_dst"} <= set(node.attrs):
+            peers[len(rows)] = int(_amount(path, node, "comm_src")), int(_amount(path, node, "comm_dst"))
         rows.append(row)
-    return rows
+    return rows, peers
+
+
+def transfers_of(path: Path, graph: ExecutionGraph, peers: Peers) -> RankTrace | None:
+    """The trace of the rank that runs these transfers, None where there are none; of collectives no group is known.
+
+    The rank is in the name of the file (`NAME.RANK.et`), else the one that every transfer has in common.
+    """
+    if not peers:
+        return None
+    own = set.intersection(*(set(pair) for pair in peers.values()))
+    suffix = path.stem.rpartition(".")[2]
+    rank = int(suffix) if suffix.isdecimal() else min(own, default=0)
+    if own and rank not in own:
+        raise SpecError("file", str(path), f"is of rank {rank} by its name, but its transfers are not", "rename it")
+    groups, group_of_row = groups_of_rows([peers.get(row) for row in range(graph.num_ops)])
+    return RankTrace(
+        graph=graph, rank=rank, world_size=1 + max(max(pair) for pair in peers.values()), groups=groups,
+        group_of_row=group_of_row, peak_memory_bytes=float(graph.live_bytes.max(initial=0.0)),
+    )  # fmt: skip
 
 
 def _ordered(path: Path, nodes: Sequence[Node]) -> list[Node]:
@@ -103,8 +130,8 @@ def _foreign_row(path: Path, node: Node) -> OpRow:
         if code not in _COLLECTIVES:
             raise wrong_node(path, node, f"has comm_type = {code!r}, which has no counterpart here")
         row.collective = _COLLECTIVES[CommType(code)]  # type: ignore[arg-type]
-    elif node.kind in (NodeType.COMM_SEND, NodeType.COMM_RECV):
-        row.collective = Collective.SEND if node.kind is NodeType.COMM_SEND else Collective.RECV
+    elif node.kind in _TRANSFERS:
+        row.collective = _TRANSFERS[node.kind]
     else:
         raise wrong_node(path, node, "has the type INVALID")
     return row

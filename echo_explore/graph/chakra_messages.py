@@ -107,17 +107,23 @@ def _text(number: int, text: str) -> bytes:
     return wire.bytes_field(number, text.encode()) if text else b""
 
 
+_INT64 = 9
+_INT_FIELDS = {"comm_src": 7, "comm_dst": 7, "comm_tag": 7, "tensor_size": 13}
+"""Attributes that Chakra's feeders read from another field than int64 (src/feeder/et_feeder_node.cpp, 2024)."""
+
+
 def _attrs(number: int, attrs: Mapping[str, Value]) -> bytes:
     return b"".join(
-        wire.bytes_field(number, wire.bytes_field(1, name.encode()) + _value(value)) for name, value in attrs.items()
+        wire.bytes_field(number, wire.bytes_field(1, name.encode()) + _value(value, _INT_FIELDS.get(name, _INT64)))
+        for name, value in attrs.items()
     )
 
 
-def _value(value: Value) -> bytes:
+def _value(value: Value, int_field: int) -> bytes:
     if isinstance(value, bool):
         return wire.varint(27 << 3 | wire.VARINT) + wire.varint(int(value))
     if isinstance(value, int):
-        return wire.varint(9 << 3 | wire.VARINT) + wire.varint(value)
+        return wire.varint(int_field << 3 | wire.VARINT) + wire.varint(value)
     if isinstance(value, float):
         return wire.double_field(3, value)
     if isinstance(value, str):

@@ -230,18 +230,10 @@ def build_graph(rows: Sequence[OpRow]) -> ExecutionGraph:
 
 def op_rows(graph: ExecutionGraph) -> list[OpRow]:
     """The rows of a graph, so that `build_graph(op_rows(graph))` is an equal graph."""
-    enums = {
-        "kind": OpKind,
-        "op_class": OpClass,
-        "phase": Phase,
-        "dtype": DType,
-        "axis": Axis,
-        "collective": Collective,
-    }
     values: dict[str, list[Any]] = {name: getattr(graph, name).tolist() for name in COLUMNS}
     for name in TEXT_COLUMNS:
         values[name] = [graph.strings[index] for index in values[name]]
-    for name, enum in enums.items():
+    for name, enum in _ENUMS.items():
         values[name] = [enum(code) for code in values[name]]
     dims, deps, first = graph.dims.tolist(), graph.dep_index.tolist(), graph.dep_offsets.tolist()
     return [

@@ -1,6 +1,6 @@
 """One step of one rank with the groups of its collectives: what can be priced without a description of the job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,19 +45,16 @@ class RankTrace:
         self.group_of_row.setflags(write=False)
 
 
+def groups_of_rows(ranks_of_row: Sequence[tuple[int, ...] | None]) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+    """Every group once, and (num_ops,) the one of each row, -1 where a row has none."""
+    known: dict[tuple[int, ...], int] = {}
+    numbers = [known.setdefault(ranks, len(known)) if ranks else -1 for ranks in ranks_of_row]
+    return tuple(known), np.array(numbers, dtype=np.int64)
+
+
 def save_rank_trace(path: Path, trace: RankTrace) -> None:
     """Write the trace as a graph file whose facts say the rest; `load_graph` reads it too."""
-    rows = np.flatnonzero(trace.group_of_row >= 0)
-    facts = {
-        "rank": trace.rank,
-        "world_size": trace.world_size,
-        "groups": [_packed(group) for group in trace.groups],
-        "group_rows": [[int(row), int(trace.group_of_row[row])] for row in rows],
-        "peak_memory_bytes": trace.peak_memory_bytes,
-        "versions": dict(trace.versions),
-        "oracles": [dict(oracle) for oracle in trace.oracles],
-    }
-    save_graph(path, trace.graph, facts=facts)
+    save_graph(path, trace.graph, facts=facts_of(trace))
 
 
 def load_rank_trace(path: Path) -> RankTrace:
@@ -67,8 +64,30 @@ def load_rank_trace(path: Path) -> RankTrace:
         SpecError: the file is missing, damaged, or a graph without groups.
     """
     graph, facts = load_graph_and_facts(path)
-    if "groups" not in facts:
+    trace = trace_of(graph, facts)
+    if trace is None:
         raise SpecError("graph", str(path), "does not name the groups of its collectives", "trace a --script again")
+    return trace
+
+
+def facts_of(trace: RankTrace) -> dict[str, Any]:
+    """Everything but the graph, as plain JSON values."""
+    rows = np.flatnonzero(trace.group_of_row >= 0)
+    return {
+        "rank": trace.rank,
+        "world_size": trace.world_size,
+        "groups": [_packed(group) for group in trace.groups],
+        "group_rows": [[int(row), int(trace.group_of_row[row])] for row in rows],
+        "peak_memory_bytes": trace.peak_memory_bytes,
+        "versions": dict(trace.versions),
+        "oracles": [dict(oracle) for oracle in trace.oracles],
+    }
+
+
+def trace_of(graph: ExecutionGraph, facts: Mapping[str, Any]) -> RankTrace | None:
+    """The trace of a graph and what `facts_of` said of it; None if these are other facts."""
+    if "groups" not in facts:
+        return None
     group_of_row = np.full(graph.num_ops, -1, dtype=np.int64)
     for row, group in facts["group_rows"]:
         group_of_row[row] = group

@@ -187,6 +187,12 @@ def _check(trace: RankTrace, cluster: ClusterSpec) -> None:
         raise SpecError(
             "world", trace.world_size, f"is more than the {cluster.max_gpus} GPUs of {cluster.name}", "use fewer ranks"
         )
+    groupless = trace.graph.is_collective & (trace.group_of_row < 0)
+    if groupless.any():
+        raise SpecError(
+            "graph", f"{int(groupless.sum())} collectives", "do not say which ranks they join",
+            "trace it with --script, or convert a file that names its groups",
+        )  # fmt: skip
     transfers = np.isin(trace.graph.collective, (Collective.SEND, Collective.RECV))
     transfers &= trace.graph.axis != Axis.CONTEXT  # a ring, whose ranks all do the same
     if transfers.any():

@@ -45,7 +45,7 @@ def _trace(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace_rank(arguments: dict[str, Any]) -> dict[str, Any]:
-    from echo_explore.graph import save_graph
+    from echo_explore.graph import save_rank_trace
     from echo_explore.tracing import runtime
 
     runtime.prepare()
@@ -54,9 +54,9 @@ def _trace_rank(arguments: dict[str, Any]) -> dict[str, Any]:
 
     wanted = rank_request_from_json(arguments["request"])
     tracers = {"megatron": megatron_rank.trace_rank, "torchtitan": torchtitan_rank.trace_rank}
-    graph = tracers.get(wanted.trace.framework, native_rank.trace_rank)(wanted)
-    save_graph(Path(arguments["path"]), graph, facts={"versions": framework_versions()})
-    return {"num_ops": graph.num_ops}
+    trace = tracers.get(wanted.trace.framework, native_rank.trace_rank)(wanted)
+    save_rank_trace(Path(arguments["path"]), trace)
+    return {"num_ops": trace.graph.num_ops}
 
 
 def _trace_script(arguments: dict[str, Any]) -> dict[str, Any]:

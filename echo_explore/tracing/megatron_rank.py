@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from echo_explore.graph import ExecutionGraph, Phase, build_graph
+from echo_explore.graph import Phase, RankTrace
 from echo_explore.tracing import megatron_model, megatron_shims
 from echo_explore.tracing.megatron_model import Degrees, Schedule
-from echo_explore.tracing.megatron_pieces import move_rows, name_modules
+from echo_explore.tracing.megatron_pieces import name_modules
 from echo_explore.tracing.megatron_schedule import Batches, spans
 from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.rank_request import RankRequest
+from echo_explore.tracing.recorded_step import issued_step
 from echo_explore.tracing.recorder import Recorder
 
 
@@ -31,18 +33,19 @@ class PreparedRank:
     models: list[Any]
     optimizer: Any
 
-    def run(self) -> ExecutionGraph:
-        """The graph of one iteration: forwards, backwards, reductions and optimizer."""
+    def run(self) -> RankTrace:
+        """One iteration: forwards, backwards, reductions and optimizer."""
         batches = Batches(self.request.trace)
         self.recorder.flush()
+        self.recorder.host_syncs.clear()
         first = len(self.recorder.rows)
         _iterate(self.recorder, self.models, self.optimizer, batches, self.request)
         self.recorder.flush()
-        return build_graph(move_rows(self.recorder.rows, first, len(self.recorder.rows)))
+        return issued_step(self.recorder, first, rank=self.request.rank, world_size=dist.get_world_size())
 
 
-def trace_rank(request: RankRequest) -> ExecutionGraph:
-    """The graph of the second iteration (the first one makes optimizer states and does not overlap).
+def trace_rank(request: RankRequest) -> RankTrace:
+    """The second iteration (the first one makes optimizer states and does not overlap).
 
     Raises:
         TraceError: the tracer or Megatron can't do it.

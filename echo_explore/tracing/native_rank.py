@@ -8,19 +8,19 @@ import torch
 import torch.distributed as dist
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, ExecutionGraph, OpRow, Phase, build_graph
+from echo_explore.graph import Axis, OpRow, Phase, RankTrace
 from echo_explore.tracing import fake_cluster, megatron_shims, native_parallel
 from echo_explore.tracing.megatron_model import DTYPES
-from echo_explore.tracing.megatron_pieces import move_rows
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_model import rotary_angles
 from echo_explore.tracing.native_pieces import autocast, build_model, name_modules, refuse_unsupported
 from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.rank_request import RankRequest
+from echo_explore.tracing.recorded_step import issued_step
 from echo_explore.tracing.recorder import Recorder
 
 
-def trace_rank(request: RankRequest) -> ExecutionGraph:
+def trace_rank(request: RankRequest) -> RankTrace:
     """Rows of forward, backward, gradient norm and optimizer of the second iteration.
 
     Raises:
@@ -81,8 +81,8 @@ def second_iteration(
     num_micro_batches: int,
     accumulating: Callable[[], Any] = contextlib.nullcontext,
     finish: Callable[[Sequence[OpRow]], None] = lambda _: None,
-) -> ExecutionGraph:
-    """Rows of an iteration whose optimizer has its states, and in which FSDP2 knows its order.
+) -> RankTrace:
+    """An iteration whose optimizer has its states, and in which FSDP2 knows its order.
 
     Args:
         recorder: of the trace.
@@ -106,11 +106,12 @@ def second_iteration(
     with torch.autograd.set_multithreading_enabled(False), megatron_shims.recording(recorder):
         iteration()
         recorder.flush()
+        recorder.host_syncs.clear()
         first = len(recorder.rows)
         iteration()
         recorder.flush()
     finish(recorder.rows)
-    return build_graph(move_rows(recorder.rows, first, len(recorder.rows)))
+    return issued_step(recorder, first, rank=dist.get_rank(), world_size=dist.get_world_size())
 
 
 @contextlib.contextmanager

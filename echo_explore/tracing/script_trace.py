@@ -11,25 +11,22 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Phase, RankTrace, build_graph, order_streams
+from echo_explore.graph import Axis, Phase, RankTrace
 from echo_explore.tracing import fake_cluster, megatron_shims
-from echo_explore.tracing.megatron_pieces import move_rows
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_rank import no_global_shapes
 from echo_explore.tracing.oracles import Oracles, oracles_of
+from echo_explore.tracing.recorded_step import ordered_step
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.script_attention import fused_attention, masks_as_on_a_gpu
 from echo_explore.tracing.script_meshes import meshes_with_axes
-from echo_explore.tracing.versions import framework_versions
 
 
 def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> RankTrace:
@@ -107,30 +104,7 @@ def trace_step(
             step()
     if first == len(recorder.rows):
         raise TraceError(f"{where}: its step ran nothing on the GPU; fix: put model and inputs on device 'cuda'")
-    return recorded_step(recorder, first, rank=rank, world_size=world_size)
-
-
-def recorded_step(recorder: Recorder, first: int, *, rank: int, world_size: int) -> RankTrace:
-    """What was recorded from row `first` on, in the order in which it can run."""
-    rows = move_rows(recorder.rows, first, len(recorder.rows))
-    joins = [replace(join, at=max(join.at - first, 0), last=join.last - first) for join in recorder.joins]
-    ordered = order_streams(rows, joins)
-    groups: dict[tuple[int, ...], int] = {}
-    group_of_row = np.full(len(ordered.rows), -1, dtype=np.int64)
-    for row, origin in enumerate(ordered.origin):
-        ranks = recorder.groups.get(first + origin) if origin >= 0 else None
-        if ranks:
-            group_of_row[row] = groups.setdefault(ranks, len(groups))
-    return RankTrace(
-        graph=build_graph(ordered.rows),
-        rank=rank,
-        world_size=world_size,
-        groups=tuple(groups),
-        group_of_row=group_of_row,
-        peak_memory_bytes=recorder.storages.peak_since(first),
-        versions=framework_versions(),
-        oracles=tuple(recorder.host_syncs),
-    )
+    return ordered_step(recorder, first, rank=rank, world_size=world_size)
 
 
 def _load(path: Path, where: str) -> Any:

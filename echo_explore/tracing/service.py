@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from echo_explore.core import MissingExtra, SpecError, TraceError, write_atomic
-from echo_explore.graph import ExecutionGraph, RankTrace, Trace, load_graph, load_rank_trace, load_trace
+from echo_explore.graph import ExecutionGraph, RankTrace, Trace, load_rank_trace, load_trace
 from echo_explore.specs import Candidate
 from echo_explore.tracing import wire
 from echo_explore.tracing.rank_request import RankRequest, rank_request_of
@@ -110,14 +110,22 @@ class TraceService:
             MissingExtra: torch or megatron-core is not installed.
             SpecError: the job has no such rank.
         """
-        return self.trace_rank_request(rank_request_of(candidate, rank))
+        return self.rank_step(candidate, rank).graph
+
+    def rank_step(self, candidate: Candidate, rank: int) -> RankTrace:
+        """As trace_rank, with the ranks of every group and transfer, and the peak memory."""
+        return self.rank_step_request(rank_request_of(candidate, rank))
 
     def trace_rank_request(self, request: RankRequest) -> ExecutionGraph:
         """As trace_rank, from a request of its own."""
+        return self.rank_step_request(request).graph
+
+    def rank_step_request(self, request: RankRequest) -> RankTrace:
+        """As rank_step, from a request of its own."""
         with _temporary_folder() as folder:
             path = folder / "rank.npz"
             self.call("trace_rank", {"request": request.to_json(), "path": str(path)})
-            return load_graph(path)
+            return load_rank_trace(path)
 
     def trace_script(self, script: Path, function: str, *, world_size: int, rank: int) -> ExecutionGraph:
         """The rows of `script_step`."""

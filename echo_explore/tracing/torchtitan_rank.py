@@ -2,7 +2,7 @@
 
 import torch
 
-from echo_explore.graph import Axis, ExecutionGraph
+from echo_explore.graph import Axis, RankTrace
 from echo_explore.tracing import fake_cluster
 from echo_explore.tracing.native_rank import no_global_shapes, second_iteration
 from echo_explore.tracing.rank_request import RankRequest
@@ -18,7 +18,7 @@ MAX_NORM = 1.0
 """At which torchtitan clips the gradient norm (0.2.2, config/job_config.py, Training.max_norm)."""
 
 
-def trace_rank(request: RankRequest) -> ExecutionGraph:
+def trace_rank(request: RankRequest) -> RankTrace:
     """Rows of forward, backward, gradient norm and optimizer of the second iteration.
 
     Raises:
@@ -49,7 +49,7 @@ def trace_rank(request: RankRequest) -> ExecutionGraph:
                 optimizer.zero_grad()
 
             with train_context(dims):
-                graph = second_iteration(
+                step = second_iteration(
                     recorder, forward, update, num_micro_batches=request.num_micro_batches, finish=narrow_copies
                 )
-    return graph
+    return step

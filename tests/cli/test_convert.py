@@ -2,8 +2,11 @@
 
 import pytest
 
-from echo_explore.graph import load_graph, save_chakra, save_graph
+from echo_explore.graph import load_graph, load_rank_trace, save_chakra, save_graph, save_rank_trace
+from echo_explore.graph.chakra_messages import Node, NodeType
+from echo_explore.graph.rank_trace import facts_of
 from tests.cli.support import Cli
+from tests.graph.test_chakra import peers, written
 from tests.graph.test_storage import graph, same
 
 
@@ -14,6 +17,21 @@ def test_native_to_chakra_and_back(cli: Cli) -> None:
         assert (done.code, done.err) == (0, "")
         assert f"{cli.folder / wanted}: {graph(30).num_ops} rows" in done.out
     assert same(load_graph(cli.folder / "c.npz"), graph(30))
+
+
+def test_groups_and_peers_survive(cli: Cli) -> None:
+    save_rank_trace(cli.folder / "a.npz", peers())
+    for given, wanted in (("a.npz", "b.et"), ("b.et", "c.npz")):
+        assert cli("convert", given, "--out", wanted).code == 0
+    assert facts_of(load_rank_trace(cli.folder / "c.npz")) == facts_of(peers())
+
+
+def test_collectives_without_ranks_are_not_priced(cli: Cli) -> None:
+    node = Node(number=0, name="send", kind=NodeType.COMM_SEND, attrs={"comm_src": 1, "comm_dst": 5})
+    gather = Node(number=1, name="all", kind=NodeType.COMM_COLL, attrs={"comm_type": 2, "comm_size": 8})
+    written(cli.folder / "theirs.1.et", node, gather)
+    refusal = cli.refuses("predict", "--graph", "theirs.1.et", "--cluster", "h100-ndr")
+    assert "graph = '1 collectives': do not say which ranks they join" in refusal
 
 
 @pytest.mark.parametrize(

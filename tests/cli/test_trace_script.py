@@ -85,6 +85,24 @@ def test_a_script_and_its_graph_have_one_step_time(cli: Cli) -> None:
     assert script["breakdown"]["data_s"] > 0
 
 
+def test_a_rank_of_a_job_has_a_step_time_in_both_formats(cli: Cli) -> None:
+    job = ["--model", "llama2-7b", "--layout", "tp=8,dp=2,sp=1", "--cluster", "a100-80gb-hdr"]
+    job += ["--global-batch-size", "8", "--micro-batch-size", "4"]
+    assert cli("trace", *job, "--rank", "3", "--out", "step.et", "--format", "chakra").code == 0
+    assert cli("convert", "step.et", "--out", "step.npz").code == 0
+    given = ["--cluster", "a100-80gb-hdr", "--stack", "megatron-core", "--json"]
+    one, two = (json.loads(cli("predict", "--graph", name, *given).out) for name in ("step.et", "step.npz"))
+    assert one["step_time_s"] == two["step_time_s"] > 0
+    assert (one["num_ranks"], one["breakdown"]["tensor_s"] > 0) == (16, True)
+
+
+def test_a_stage_of_a_pipeline_is_not_priced_alone(cli: Cli) -> None:
+    job = ["--model", "llama2-7b", "--layout", "tp=8,pp=4,dp=1,sp=1", "--cluster", "a100-80gb-hdr"]
+    job += ["--global-batch-size", "4", "--micro-batch-size", "1"]
+    assert cli("trace", *job, "--rank", "9", "--out", "step.npz").code == 0
+    assert "16 sends and receives" in cli.refuses("predict", "--graph", "step.npz", "--cluster", "a100-80gb-hdr")
+
+
 def test_a_config_of_transformers_has_a_step_time(cli: Cli) -> None:
     Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     done = cli("predict", *JOB, "--num-gpus", "8", "--micro-batch-size", "2", "--cluster", "h100-ndr")

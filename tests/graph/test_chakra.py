@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Collective, ExecutionGraph, build_graph, load_chakra, save_chakra
+from echo_explore.graph import (
+    Axis,
+    Collective,
+    ExecutionGraph,
+    OpKind,
+    OpRow,
+    RankTrace,
+    build_graph,
+    groups_of_rows,
+    load_chakra,
+    load_chakra_trace,
+    save_chakra,
+)
 from echo_explore.graph.chakra_messages import (
     CommType,
     Node,
@@ -18,6 +30,7 @@ from echo_explore.graph.chakra_messages import (
     write_metadata,
     write_node,
 )
+from echo_explore.graph.rank_trace import facts_of
 from tests.graph.support import check_references, graphs, op_rows, row_of, without_zeros
 
 
@@ -73,6 +86,66 @@ def test_a_trace_of_another_program(tmp_path: Path) -> None:
     assert graph.collective.tolist() == [0, Collective.ALL_REDUCE, 0, 0, Collective.SEND]
     assert graph.message_bytes.tolist() == [0, 4096, 0, 0, 7]
     assert graph.awaits.tolist() == [-1, -1, 1, -1, -1]
+
+
+def peers() -> RankTrace:
+    """A stage between two others, with a group beside."""
+    common: dict[str, Any] = {"kind": OpKind.COLLECTIVE, "axis": Axis.PIPELINE, "message_bytes": 8.0}
+    rows = [
+        OpRow(collective=Collective.RECV, **common), OpRow(name="gemm", deps=(0,)),
+        OpRow(collective=Collective.SEND, deps=(1,), **common),
+        OpRow(kind=OpKind.COLLECTIVE, collective=Collective.ALL_REDUCE, axis=Axis.DATA, message_bytes=16.0),
+    ]  # fmt: skip
+    groups, group_of_row = groups_of_rows([(1, 5), None, (5, 9), (4, 5, 6, 7)])
+    return RankTrace(
+        graph=build_graph(rows), rank=5, world_size=12, groups=groups, group_of_row=group_of_row,
+        peak_memory_bytes=0.1 + 0.2, versions={"torch": "2.13.0"}, oracles=({"what": "item", "assumed": 1.0},),
+    )  # fmt: skip
+
+
+def test_a_trace_of_a_rank_comes_back_with_its_peers(tmp_path: Path) -> None:
+    save_chakra(tmp_path / "stage.5.et", peers())
+    back = load_chakra_trace(tmp_path / "stage.5.et")
+    assert back is not None
+    assert facts_of(back) == facts_of(peers())
+    assert [row_of(back.graph, i) for i in range(4)] == [row_of(peers().graph, i) for i in range(4)]
+    save_chakra(tmp_path / "again.et", back)
+    assert (tmp_path / "again.et").read_bytes() == (tmp_path / "stage.5.et").read_bytes()
+
+
+def test_consumers_find_peers_where_they_look(tmp_path: Path) -> None:
+    """int32_val = 7 for the ranks, uint64_val = 13 for the bytes of a kernel."""
+    save_chakra(tmp_path / "stage.5.et", peers())
+    raw = (tmp_path / "stage.5.et").read_bytes()
+    for name, value in (
+        (b"comm_src", bytes([0x38, 1])),
+        (b"comm_dst", bytes([0x38, 5])),
+        (b"comm_dst", bytes([0x38, 9])),
+    ):
+        assert bytes([0x0A, len(name)]) + name + value in raw
+    assert bytes([0x0A, 11]) + b"tensor_size" + bytes([0x68, 0]) in raw
+
+
+@pytest.mark.parametrize(("name", "rank"), [("theirs.et", 5), ("theirs.5.et", 5)])
+def test_peers_of_another_program(tmp_path: Path, name: str, rank: int) -> None:
+    ranks: list[dict[str, Value]] = [{"comm_src": 1, "comm_dst": 5}, {"comm_src": 5, "comm_dst": 9}]
+    path = written(
+        tmp_path / name,
+        Node(number=0, name="recv", kind=NodeType.COMM_RECV, attrs={"comm_size": 4096, **ranks[0]}),
+        Node(number=1, name="gemm", kind=NodeType.COMP, data_deps=(0,), attrs={"num_ops": 8}),
+        Node(number=2, name="send", kind=NodeType.COMM_SEND, data_deps=(1,), attrs={"comm_size": 4096, **ranks[1]}),
+    )  # fmt: skip
+    trace = load_chakra_trace(path)
+    assert trace is not None
+    assert (trace.rank, trace.world_size, trace.groups) == (rank, 10, ((1, 5), (5, 9)))
+    sends = trace.graph.collective == Collective.SEND
+    assert [trace.groups[group] for group in trace.group_of_row[sends]] == [(5, 9)]
+
+
+def test_a_file_of_another_rank_than_its_name_says(tmp_path: Path) -> None:
+    node = Node(number=0, name="send", kind=NodeType.COMM_SEND, attrs={"comm_src": 1, "comm_dst": 5})
+    with pytest.raises(SpecError, match="is of rank 7 by its name, but its transfers are not"):
+        load_chakra_trace(written(tmp_path / "x.7.et", node))
 
 
 @given(graph=graphs(max_size=6))

@@ -38,11 +38,11 @@ def test_joined_rows_are_the_rows_in_order(parts: list[ExecutionGraph]) -> None:
 
 
 @given(graphs(), graphs())
-def test_layers_are_written_where_there_is_one(one: ExecutionGraph, other: ExecutionGraph) -> None:
+def test_layers_are_counted_on_where_there_is_one(one: ExecutionGraph, other: ExecutionGraph) -> None:
     joined = concatenate([one, other], layers=[7, 9])
     before = np.concatenate([one.layer, other.layer])
     wanted = np.repeat([7, 9], [one.num_ops, other.num_ops])
-    assert np.array_equal(joined.layer, np.where(before >= 0, wanted, -1))
+    assert np.array_equal(joined.layer, np.where(before >= 0, before + wanted, -1))
 
 
 def test_every_column_is_an_array_and_a_row_field() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_explore.graph import OpKind, Phase, load_chakra, save_chakra
+from echo_explore.graph import Axis, Collective, OpKind, Phase, load_chakra_trace, save_chakra
 from echo_explore.graph.execution_graph import COLUMNS, TEXT_COLUMNS
+from echo_explore.graph.rank_trace import facts_of
 from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, LLAMA, request
 from tests.tracing.test_folding import rank_request
@@ -66,16 +67,34 @@ def test_forward_and_backward_of_two_views_of_a_buffer_do_not_tie(service: Trace
 
 
 def test_a_trace_goes_through_chakra(service: TraceService, tmp_path: Path) -> None:
-    graph = service.trace_rank_request(rank_request(request(LLAMA, tensor_parallel=2, sequence_parallel=True), rank=2))
-    save_chakra(tmp_path / "rank2.et", graph)
-    back = load_chakra(tmp_path / "rank2.et")
+    trace = service.rank_step_request(rank_request(request(LLAMA, tensor_parallel=2, sequence_parallel=True), rank=2))
+    graph = trace.graph
+    save_chakra(tmp_path / "llama.2.et", trace)
+    back = load_chakra_trace(tmp_path / "llama.2.et")
+    assert back is not None
+    assert facts_of(back) == facts_of(trace)
     assert graph.num_ops > 300
     assert graph.is_collective.sum() > 40
-    strings = [np.array(g.strings, dtype=object) for g in (graph, back)]
+    strings = [np.array(g.strings, dtype=object) for g in (graph, back.graph)]
     for column in COLUMNS:
-        one, two = getattr(graph, column), getattr(back, column)
+        one, two = getattr(graph, column), getattr(back.graph, column)
         if column in TEXT_COLUMNS:
             one, two = strings[0][one], strings[1][two]
         assert np.array_equal(one, two), column
     for name in ("dims", "dep_offsets", "dep_index"):
-        assert np.array_equal(getattr(graph, name), getattr(back, name)), name
+        assert np.array_equal(getattr(graph, name), getattr(back.graph, name)), name
+
+
+def test_a_rank_of_megatron_names_its_peers(service: TraceService) -> None:
+    """Second of four stages of two tensor ranks: 2 and 3, between 0 and 1 and 4 and 5."""
+    trace = service.rank_step_request(rank_request(request(LLAMA, tensor_parallel=2, sequence_parallel=True), rank=2))
+    assert (trace.rank, trace.world_size) == (2, 8)
+    graph = trace.graph
+    ranks = [trace.groups[group] for group in trace.group_of_row[graph.is_collective]]
+    kinds = graph.collective[graph.is_collective]
+    assert {pair for pair, kind in zip(ranks, kinds, strict=True) if kind == Collective.SEND} == {(2, 0), (2, 4)}
+    assert {pair for pair, kind in zip(ranks, kinds, strict=True) if kind == Collective.RECV} == {(0, 2), (4, 2)}
+    axes = graph.axis[graph.is_collective]
+    assert {group for group, axis in zip(ranks, axes, strict=True) if axis == Axis.TENSOR} == {(2, 3)}
+    assert trace.peak_memory_bytes > graph.live_bytes.max() > 0
+    assert {oracle["what"] for oracle in trace.oracles} == {"item"}

@@ -163,7 +163,7 @@ def of_rank(changes: dict[str, Any]) -> dict[str, float]:
         tracker = EachOp(rank.recorder.rows)
         tracker.track_external(*(t for t in on_gpu() if t.untyped_storage()._cdata not in before))
         with tracker:
-            live = rank.run().live_bytes
+            live = rank.run().graph.live_bytes
         first = len(rank.recorder.rows) - len(live)
         ours = rank.recorder.storages.peak_since(first)
     after = {row - first: total for row, total in tracker.after.items() if row >= first}
