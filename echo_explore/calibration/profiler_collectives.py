@@ -61,11 +61,12 @@ def collective_row(path: Path, event: Mapping[str, Any]) -> OpRow:
     whole = {Collective.ALL_GATHER: got, Collective.RECV: got}.get(kind, given)
     group = str(arguments.get("Process Group Description") or arguments.get("Process Group Name") or "")
     return OpRow(
-        kind=OpKind.COLLECTIVE, name=str(event.get("name")), dtype=dtype, collective=kind, axis=_axis(group),
+        kind=OpKind.COLLECTIVE, name=str(event.get("name")), dtype=dtype, collective=kind, axis=axis_of(group),
         message_bytes=whole * width, bytes_read=given * width, bytes_written=got * width,
         module=f"{group} of {arguments.get('Group size', '?')} ranks",
     )  # fmt: skip
 
 
-def _axis(group: str) -> Axis:
+def axis_of(group: str) -> Axis:
+    """The axis of a process group by its description."""
     return next((axis for part, axis in _AXES if part in group.upper()), Axis.NONE)

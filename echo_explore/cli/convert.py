@@ -7,7 +7,9 @@ import typer
 
 from echo_explore.cli import graph_files
 
-_INPUT_HELP = "Graph (.npz), Chakra execution trace (.et), or PyTorch profiler trace (.json, .json.gz)."
+_INPUT_HELP = (
+    "Graph (.npz), Chakra execution trace (.et), or trace of PyTorch's profiler or ExecutionTraceObserver (.json)."
+)
 
 
 def convert_command(

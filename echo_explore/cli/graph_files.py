@@ -59,8 +59,12 @@ def read_graph(path: Path) -> Written:
     if path.suffix == ".et":
         return load_chakra_trace(path) or load_chakra(path)
     if ".json" in path.suffixes[-2:]:
+        from echo_explore.calibration.observer_graph import read_observer_trace
+        from echo_explore.calibration.observer_nodes import observer_nodes
         from echo_explore.calibration.profiler_graph import read_profiler_graph
 
+        if observer_nodes(path) is not None:
+            return read_observer_trace(path)
         return read_profiler_graph(path)
     raise SpecError("file", str(path), "must end in .npz, .et, .json or .json.gz", "rename it after its format")
 
