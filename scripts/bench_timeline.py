@@ -92,7 +92,7 @@ def job(*, pp: int, vpp: int, micro_batches: int, data_parallel: bool, schedule:
     )
 
 
-def best_of(action: Callable[[], object], *, times: int = 5) -> float:
+def best_of(action: Callable[[], object], *, times: int = 20) -> float:
     """Seconds of the fastest of several calls, the first of which warms up."""
     action()
     seconds = []
