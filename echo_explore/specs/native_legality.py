@@ -18,6 +18,9 @@ def check_native(
         SpecError: a kind of model or precision.
     """
     if stack.framework == "megatron":
+        if recipe.recompute.startswith("full:every:"):
+            rule = "Megatron runs the first layers of a chunk again, not every N-th"
+            raise SpecError("recompute", recipe.recompute, rule, "use full:block:N, or a stack on fsdp2")
         if recipe.reshard_after_forward is not None:
             raise SpecError(
                 "recipe.reshard_after_forward",
@@ -72,7 +75,7 @@ def check_native(
             raise SpecError("recompute", recipe.recompute, "is not traced for torchtitan", "use full or selective")
         if ":uniform:" in recipe.recompute:
             rule = f"{stack.framework} runs layers again one by one"
-            raise SpecError("recompute", recipe.recompute, rule, "use full or full:block:N")
+            raise SpecError("recompute", recipe.recompute, rule, "use full, full:block:N or full:every:N")
     if names_modules(recipe.recompute):
         rule = f"{stack.framework} has no modules to recompute by name"
         raise SpecError("recompute", recipe.recompute, rule, "use none, selective or full")

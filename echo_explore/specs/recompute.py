@@ -13,8 +13,8 @@ KINDS = ("none", "selective", "full")
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """Parts of a layer that megatron-core runs again by name (0.16.1, 2026, transformer_config.py, recompute_modules)."""
 _PREFIX = "selective:"
-_LAYERS = re.compile(r"full:(block|uniform):([1-9][0-9]{0,4})")
-"""Megatron's recompute_method and recompute_num_layers beside full recomputation."""
+_LAYERS = re.compile(r"full:(block|uniform|every):([1-9][0-9]{0,4})")
+"""Megatron's recompute_method and recompute_num_layers beside full recomputation; `every` is torchtitan's."""
 _MOST_LAYERS = 100_000  # above the largest count that _LAYERS takes
 
 
@@ -22,7 +22,8 @@ def normal_recompute(text: str, *, field: str = "recompute") -> str:
     """`none`, `selective` (core attention), `full`, `full:` with method and count, or `selective:` and sorted modules.
 
     `full:block:N`: the first N layers of each chunk run again, one by one. `full:uniform:N`: all do, N together from
-    the input of the first. `full` is `full:uniform:1`, `selective:core_attn` is `selective`; messages name `field`.
+    the input of the first. `full:every:N`: every N-th layer does. `full` is also `full:uniform:1` and `full:every:1`,
+    `selective:core_attn` is `selective`; messages name `field`.
 
     Raises:
         SpecError: another word, or a module that Megatron does not know.
@@ -30,9 +31,9 @@ def normal_recompute(text: str, *, field: str = "recompute") -> str:
     if text in KINDS:
         return text
     if _LAYERS.fullmatch(text):
-        return "full" if text == "full:uniform:1" else text
+        return "full" if text in ("full:uniform:1", "full:every:1") else text
     if text.startswith("full:"):
-        rule = "is not full:block:N or full:uniform:N with N layers, at least 1"
+        rule = "is not full:block:N, full:uniform:N or full:every:N with N layers, at least 1"
         raise SpecError(field, text, rule, "write for example full:block:4, or full for all layers")
     rule = f"is not one of {', '.join(KINDS)}, full:block:N, full:uniform:N or selective:MODULE,..."
     if not text.startswith(_PREFIX):
@@ -69,7 +70,8 @@ def recomputed_groups(recompute: str, num_layers: int) -> tuple[int, ...]:
     """Of each layer of a chunk: 0 if it is kept, else how many layers run again together with it, itself included.
 
     Empty where all layers do the same, each for itself (`none`, `selective`, `full`). As megatron-core 0.16.1 does it
-    (transformer_block.py, _checkpointed_forward, 2026-12-01).
+    (transformer_block.py, _checkpointed_forward, 2026-12-01), `every` as torchtitan 0.2.2 (2025,
+    distributed/activation_checkpoint.py, selective_ac_option, a number).
     """
     found = _LAYERS.fullmatch(recompute)
     if not found:
@@ -77,6 +79,8 @@ def recomputed_groups(recompute: str, num_layers: int) -> tuple[int, ...]:
     count = int(found[2])
     if found[1] == "uniform":
         return (count,) * num_layers
+    if found[1] == "every":
+        return tuple(int((layer + 1) % count == 0) for layer in range(num_layers))
     return (1,) * min(count, num_layers) + (0,) * (num_layers - count)
 
 
@@ -95,7 +99,8 @@ def recompute_number(recompute: str) -> int:
     """A number for each normal form: none lowest, then sets of modules, some layers, all, and groups of layers."""
     base = 1 << len(MODULES)
     if found := _LAYERS.fullmatch(recompute):
-        return base + int(found[2]) + (2 * _MOST_LAYERS if found[1] == "uniform" else 0)
+        count = int(found[2])
+        return base + {"block": count, "uniform": 2 * _MOST_LAYERS + count, "every": 4 * _MOST_LAYERS - count}[found[1]]
     if recompute == "full":
         return base + _MOST_LAYERS
     return sum(1 << MODULES.index(name) for name in modules_of(recompute))

@@ -83,8 +83,8 @@ def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
     """What the run recomputes in words of a recipe; None where there are none.
 
     `selective` means core attention in Megatron, which also takes modules by name, and, in plain PyTorch, all but
-    attention and every second product, which torchtitan calls selective by op; its selective by layer runs every second
-    layer again.
+    attention and every second product, which torchtitan calls selective by op; by layer means every second layer there
+    (torchtitan 0.1 to 0.2, 2024 to 2025, selective_ac_option = "2" unless said otherwise).
     """
     if row.recompute in ("none", "full"):
         return row.recompute
@@ -93,10 +93,8 @@ def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
     if stack.framework == "megatron":
         modules = modules_of(row.recompute)
         return row.recompute if modules and set(modules) <= set(MODULES) else None
-    if row.recompute == "selective(layer)":
-        # torchtitan 0.1 (2024), config_manager.py, selective_ac_option: every second layer.
-        # Approximation: the first half of the layers instead (the same kernels, in another order).
-        return f"full:block:{max(row.num_layers // 2, 1)}"
+    if row.recompute == "selective(layer)" and stack.framework == "fsdp2":
+        return "full:every:2"
     return "selective" if row.recompute in ("selective(op)", "selective(per-op)") else None
 
 

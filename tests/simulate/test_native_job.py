@@ -80,6 +80,19 @@ def test_zero_2_gathers_in_the_forward_only_and_needs_more_memory() -> None:
     assert simulator().memory_of(kept).peak_bytes > simulator().memory_of(native()).peak_bytes
 
 
+def test_every_second_layer_runs_again() -> None:
+    none, every, full = (simulator().predict(native(recompute=form)) for form in ("none", "full:every:2", "full"))
+    assert none.step_time_s < every.step_time_s < full.step_time_s
+    assert every.breakdown["recompute_s"] == pytest.approx(full.breakdown["recompute_s"] / 2, rel=0.02)
+    kept = [p.memory[0]["activations_bytes"] for p in (none, every, full)]
+    head = 2 * kept[1] - kept[0] - kept[2]
+    assert abs(head) < 1e-9 * kept[0]  # half of the layers keep all, half their input
+    with pytest.raises(EchoError, match="runs the first layers of a chunk again"):
+        candidate(recompute="full:every:2")
+    with pytest.raises(EchoError, match="runs layers again one by one"):
+        native(recompute="full:uniform:2")
+
+
 def test_hybrid_sharding_gathers_within_a_host_and_sums_across_hosts() -> None:
     hybrid = native("dp=64", stack="fms-fsdp")
     assert (hybrid.num_shards, native("dp=4", stack="fms-fsdp").num_shards) == (8, 4)

@@ -73,6 +73,8 @@ def test_overlapped_shared_experts_do_not_run_again() -> None:
         ("full:block:2", (1, 1, 0, 0)),
         ("full:block:9", (1, 1, 1, 1)),
         ("full:uniform:2", (2, 2, 2, 2)),
+        ("full:every:2", (0, 1, 0, 1)),
+        ("full:every:3", (0, 0, 1, 0)),
         ("full", ()),
         ("selective:mlp", ()),
     ],
@@ -86,12 +88,13 @@ def test_layers_of_a_chunk(form: str, groups: tuple[int, ...]) -> None:
 
 
 def test_groups_of_one_layer_are_full() -> None:
-    assert normal_recompute("full:uniform:1") == "full"
+    assert normal_recompute("full:uniform:1") == normal_recompute("full:every:1") == "full"
     assert traced_form("full:block:3") == traced_form("full:uniform:2") != traced_form("full")
 
 
 def test_numbers_order_what_runs_again() -> None:
     forms = ["none", "selective", "full:block:1", "full:block:20", "full", "full:uniform:2", "full:uniform:20"]
+    forms += ["full:every:3", "full:every:2"]
     numbers = [recompute_number(form) for form in forms]
     assert numbers == sorted(set(numbers))
 

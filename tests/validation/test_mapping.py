@@ -210,6 +210,12 @@ def test_the_tables_of_rules_are_in_the_documents() -> None:
         assert stack.stack is None or f"`{stack.stack}`" in text
 
 
+def test_torchtitan_by_layer_is_every_second_layer() -> None:
+    cells = {"framework": "torchtitan", "tp": "1", "pp": "1", "dp": "8", "attn_extra": "no compile"}
+    assert mapped(**cells, recompute="selective(layer)").recipe.recompute == "full:every:2"
+    assert mapped(**cells, recompute="selective(op)").recipe.recompute == "selective"
+
+
 def test_megatron_fsdp_with_activations_in_host_memory() -> None:
     cells = {"framework": "megatron-bridge", "zero_stage_or_fsdp": "megatron-fsdp 64", "recompute": "none"}
     cells |= {"tp": "1", "pp": "1", "dp": "8", "overlap_flags": "act cpu offload 20 layers"}
@@ -224,9 +230,3 @@ def test_the_width_of_adapters_comes_from_the_name_or_the_stack() -> None:
     assert (named.recipe.lora_rank, unnamed.recipe.lora_rank) == (16, unnamed.stack.lora_rank)
     assert named.recipe.lora_targets == named.stack.lora_targets
     assert mapped().recipe.lora_rank == 0
-
-
-def test_every_second_layer_of_torchtitan_is_half_of_the_layers() -> None:
-    run = {"framework": "torchtitan", "attn_extra": "no compile", "tp": "1", "pp": "1", "dp": "8"}
-    layers = mapped(**run, recompute="none").model.num_layers
-    assert mapped(**run, recompute="selective(layer)").recipe.recompute == f"full:block:{layers // 2}"
