@@ -104,6 +104,10 @@ def _check_torchtitan(model: ModelSpec, layout: ParallelConfig, recipe: Training
             raise SpecError(f"model.{name}", shown, "is not torchtitan's Llama 3", "use --framework fsdp2 or megatron")
     if recipe.precision not in ("fp32", "bf16", "fp16", "fp8"):
         raise SpecError("precision", recipe.precision, "is not traced for torchtitan", "use bf16 or fp8")
+    if layout.context_parallel > 1 and recipe.context_exchange == "a2a":
+        raise SpecError(
+            "recipe.context_exchange", "a2a", "PyTorch's context parallelism has no such", "use p2p or all_gather"
+        )
     if recipe.attention == "unfused":
         raise SpecError("attention", "unfused", "torchtitan runs a fused kernel", "use flash, or --framework fsdp2")
     if recipe.dropout:

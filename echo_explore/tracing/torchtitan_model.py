@@ -47,6 +47,10 @@ def job_config(request: TraceRequest) -> Any:
     return config
 
 
+ROTATIONS = {"p2p": "alltoall", "all_gather": "allgather"}
+"""How keys and values travel in a recipe's words; the method of torch's context parallelism (2.13)."""
+
+
 def parallel_dims(request: TraceRequest, *, world_size: int) -> Any:
     """The mesh: tensor and context parallelism of the request, the rest shards; call it outside of a fake mode."""
     dims = titan("distributed").ParallelDims(
@@ -66,7 +70,11 @@ def build(request: TraceRequest, dims: Any, *, num_layers: int, sharded: bool) -
         num_layers: as many.
         sharded: fp32 parameters under FSDP2; else parameters as FSDP2 gathers them, whole, without it.
     """
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+
     narrow = DTYPES[request.precision]
+    if dims.cp_enabled:
+        set_rotate_method(ROTATIONS[request.context_exchange])
     infra, modeling = titan("models.llama3.infra.parallelize"), titan("models.llama3.model.model")
     args = model_args(request.model, num_layers=num_layers, sequence_length=request.sequence_length)
     before = torch.get_default_dtype()

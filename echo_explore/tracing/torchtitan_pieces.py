@@ -24,7 +24,7 @@ from echo_explore.tracing.script_attention import fused_attention
 from echo_explore.tracing.script_meshes import meshes_with_axes
 from echo_explore.tracing.torchao_casts import casts_of, narrow_copies
 from echo_explore.tracing.torchtitan_import import VERSION, titan
-from echo_explore.tracing.torchtitan_model import build, parallel_dims, step_of, train_context
+from echo_explore.tracing.torchtitan_model import ROTATIONS, build, parallel_dims, step_of, train_context
 
 _CHECKPOINT = "_checkpoint_wrapped_module."
 _LAYER = re.compile(r"layers\.(\d+)")
@@ -88,6 +88,8 @@ def refuse_unsupported(request: TraceRequest) -> None:
     for name, wrong in differences_from_llama(request.model, request.sequence_length):
         if wrong:
             raise TraceError(f"model.{name}: is not that of torchtitan's Llama 3; use --framework fsdp2 or megatron")
+    if request.context_parallel > 1 and request.context_exchange not in ROTATIONS:
+        raise TraceError(f"context_exchange = {request.context_exchange}: PyTorch has it not; use p2p or all_gather")
     if request.recompute not in ("none", "selective", "full"):
         raise TraceError(f"recompute = {request.recompute}: is not traced for torchtitan; use none, selective or full")
     if request.precision not in ("fp32", "bf16", "fp16", "fp8"):

@@ -232,6 +232,8 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "distributed_optimizer": sharded,
         "overlap_grad_reduce": row.overlap.grad_reduce,
         "overlap_param_gather": row.overlap.param_gather,
+        # torch 2.13 (2026) _context_parallel/_attention.py: keys and values are gathered by default.
+        "context_exchange": "all_gather" if stack.framework == "torchtitan" and row.cp > 1 else None,
         "overlap_tensor": row.overlap.tensor if row.tp > 1 and row.sequence_parallel else None,
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
         "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,

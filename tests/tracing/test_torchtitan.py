@@ -114,7 +114,7 @@ def test_casts_by_row_read_whole_arrays_and_scale_results(service: TraceService)
 
 def test_context_parallelism_exchanges_keys_and_values(service: TraceService) -> None:
     whole = titan(service).pieces["layer.dense"]
-    layer = titan(service, context_parallel=4).pieces["layer.dense"]
+    layer = titan(service, context_parallel=4, context_exchange="all_gather").pieces["layer.dense"]
     found = exchanges(layer.forward)
     # Keys and values of all ranks are gathered once (torch 2.13, rotation `allgather`): 2 arrays of 4 heads of 64.
     assert found == [(Collective.ALL_GATHER, Axis.CONTEXT, 2.0 * 2 * TOKENS * 4 * 64)]
@@ -122,6 +122,13 @@ def test_context_parallelism_exchanges_keys_and_values(service: TraceService) ->
     assert any(kind is Collective.ALL_TO_ALL for kind, _, _ in exchanges(layer.backward))
     products = whole.forward.flop[whole.forward.op_class == OpClass.GEMM].sum()
     assert layer.forward.flop[layer.forward.op_class == OpClass.GEMM].sum() == pytest.approx(products / 4)
+
+
+def test_keys_and_values_may_go_round_instead(service: TraceService) -> None:
+    layer = titan(service, context_parallel=4, context_exchange="p2p").pieces["layer.dense"]
+    shift = (Collective.ALL_TO_ALL, Axis.CONTEXT, 2.0 * 2 * TOKENS * 4 * 64 / 4)
+    assert exchanges(layer.forward) == [shift] * 3
+    assert (layer.forward.op_class == OpClass.ATTENTION).sum() == 4
 
 
 @pytest.mark.parametrize(
@@ -132,6 +139,7 @@ def test_context_parallelism_exchanges_keys_and_values(service: TraceService) ->
         (LLAMA.model_copy(update={"qk_norm": True}), {}, "model.qk_norm"),
         (LLAMA, {"attention": "unfused"}, "attention"),
         (LLAMA, {"precision": "mxfp8"}, "precision = mxfp8"),
+        (LLAMA, {"context_parallel": 2, "context_exchange": "a2a"}, "context_exchange = a2a"),
     ],
 )
 def test_what_llama_3_is_not_is_refused_by_name(service: TraceService, model: Any, changes: Any, match: str) -> None:
