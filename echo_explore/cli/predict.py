@@ -60,9 +60,23 @@ def given(name: str, value: T | None) -> T:
     return value
 
 
-def _refuse_beside_script(**values: object) -> None:
+_DEFAULTS = {
+    "recompute": "none",
+    "precision": "bf16",
+    "schedule": "auto",
+    "framework": "megatron",
+    "fidelity": "kernel",
+}
+
+
+def refuse_beside_script(**values: object) -> None:
+    """Refuse options that describe a job where a script or a file does; those at their defaults are taken as not given.
+
+    Raises:
+        SpecError: names the option.
+    """
     for name, value in values.items():
-        if value is not None:
+        if value not in (None, False, _DEFAULTS.get(name)):
             option = name.replace("_", "-")
             raise SpecError(option, value, "says nothing beside --script, whose code decides", "leave it out")
 
@@ -109,7 +123,12 @@ def predict_command(
 ) -> int:
     """Predict step time and memory of one training job."""
     if script is not None or graph is not None:
-        _refuse_beside_script(model=model, layout=layout, global_batch_size=global_batch_size, num_gpus=num_gpus)
+        refuse_beside_script(
+            model=model, layout=layout, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size,
+            num_gpus=num_gpus, sequence_length=sequence_length, recompute=recompute, precision=precision,
+            attention=attention, schedule=schedule, framework=framework, fusion=fusion, layer_split=layer_split,
+            placement=placement, routing=routing, fidelity=fidelity, no_fold=no_fold, explain=explain, dry_run=dry_run,
+        )  # fmt: skip
     elif world is not None:
         raise SpecError("world", world, "is the size of a script's job", "use --num-gpus, or give --script")
     options = None

@@ -42,9 +42,12 @@ def trace_command(
         raise SpecError("format", file_format, "must be native or chakra", "write --format native")
     graph_files.check_out(out)
     if script is not None:
-        for name, value in (("model", model), ("layout", layout), ("global-batch-size", global_batch_size)):
-            if value is not None:
-                raise SpecError(name, value, "says nothing beside --script, whose code decides", "leave it out")
+        predict.refuse_beside_script(
+            model=model, layout=layout, global_batch_size=global_batch_size, num_gpus=num_gpus, stack=stack,
+            sequence_length=sequence_length, recompute=recompute, precision=precision, attention=attention,
+            schedule=schedule, framework=framework, fusion=fusion, layer_split=layer_split, routing=routing,
+            set=tuple(sets) if sets else None,
+        )  # fmt: skip
         trace = script_step(script, world, rank)
     else:
         if world is not None:

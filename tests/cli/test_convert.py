@@ -41,6 +41,10 @@ def test_collectives_without_ranks_are_not_priced(cli: Cli) -> None:
         (["cut.et", "--out", "x.npz"], "is a Chakra trace that breaks after 31 nodes: byte "),
         (["json.et", "--out", "x.npz"], "is JSON, no Chakra trace (byte 0)"),
         (["cut.json", "--out", "x.npz"], "is no JSON trace: "),
+        (["cut.npz", "--out", "x.et"], "is damaged ("),
+        (["zip.et", "--out", "x.npz"], "is a zip or NumPy archive, no Chakra trace (byte 0)"),
+        (["other.json", "--out", "x.npz"], "traceEvents = '(missing)': must be a list"),
+        (["observer.json", "--out", "x.npz"], "breaks at entry 0 of nodes (mm): KeyError 'attrs'"),
         (["a.csv", "--out", "x.npz"], "must end in .npz, .et, .json or .json.gz"),
         (["cut.et", "--out", "x.csv"], "must end in .npz (native) or .et (Chakra)"),
         (["whole.et", "--out", "cut.et"], "exists, and nothing is overwritten"),
@@ -50,5 +54,10 @@ def test_refusals(cli: Cli, arguments: list[str], message: str) -> None:
     save_chakra(cli.folder / "whole.et", graph(30))
     (cli.folder / "cut.et").write_bytes((cli.folder / "whole.et").read_bytes()[:-5])
     (cli.folder / "json.et").write_text('{"traceEvents": []}')
+    save_graph(cli.folder / "whole.npz", graph(30))
+    (cli.folder / "cut.npz").write_bytes((cli.folder / "whole.npz").read_bytes()[:500])
+    (cli.folder / "zip.et").write_bytes((cli.folder / "whole.npz").read_bytes())
+    (cli.folder / "other.json").write_text('{"steps": []}')
+    (cli.folder / "observer.json").write_text('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"name": "mm"}]}')
     (cli.folder / "cut.json").write_text('{"traceEvents": [')
     assert message in cli.refuses("convert", *arguments)

@@ -29,6 +29,42 @@ def test_a_raising_script_shows_its_traceback(cli: Cli) -> None:
     assert result.err.splitlines()[-1].startswith("error: script = mine.py:build: raised ValueError as rank 3 of 16")
 
 
+STEP = """
+import helper
+
+def build():
+    return step
+
+def step():
+    helper.work({})
+"""
+
+
+def test_a_step_that_raises_in_another_file_shows_both(cli: Cli) -> None:
+    Path("mine.py").write_text(STEP, encoding="utf-8")
+    Path("helper.py").write_text("def work(given):\n    return given['loss']\n", encoding="utf-8")
+    result = cli(*ROOT, "mine.py:build", "--world", "1024", "--rank", "517", "--out", "step.npz")
+    assert result.code == 2
+    assert "KeyError: 'loss'" in result.err
+    for line in ('mine.py", line 8, in step', "helper.work({})", 'helper.py", line 2, in work', "given['loss']"):
+        assert line in result.err
+    assert result.err.splitlines()[-1].startswith("error: script = mine.py:build: raised KeyError as rank 517 of 1024")
+    assert not Path("step.npz").exists()
+
+
+def test_an_unknown_wait_of_the_host_names_its_line_and_the_oracle_to_add(cli: Cli) -> None:
+    text = STEP.replace("helper.work({})", "assert torch.ones(4, device='cuda').sum().item() == 4")
+    Path("mine.py").write_text(text.replace("helper", "torch"), encoding="utf-8")
+    arguments = [*ROOT, "mine.py:build", "--world", "8", "--rank", "3", "--out", "step.npz"]
+    told = cli.refuses(*arguments)
+    assert "item() at mine.py:8 = (unknown): its result is known to a GPU only" in told
+    assert 'fix: add ECHO_ORACLES = {"mine.py:step": VALUE} to the script' in told
+    Path("mine.py").write_text(
+        text.replace("helper", "torch") + 'ECHO_ORACLES = {"mine.py:step": 4}\n', encoding="utf-8"
+    )
+    assert cli(*arguments).code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -36,6 +72,9 @@ def test_a_raising_script_shows_its_traceback(cli: Cli) -> None:
         (["no.py:build", "--world", "8"], "script = 'no.py': does not exist"),
         ([f"{EXAMPLE}:build"], "world = '(missing)': must be 1 or more"),
         ([f"{EXAMPLE}:build", "--world", "8", "--model", "gpt3-175b"], "model = 'gpt3-175b': says nothing beside"),
+        ([f"{EXAMPLE}:build", "--world", "8", "--recompute", "full"], "recompute = 'full': says nothing beside"),
+        ([f"{EXAMPLE}:build", "--world", "8", "--framework", "ddp"], "framework = 'ddp': says nothing beside"),
+        ([f"{EXAMPLE}:build", "--world", "8", "--set", "recipe.dropout=true"], "set = "),
     ],
 )
 def test_bad_input(cli: Cli, arguments: list[str], message: str) -> None:
@@ -115,6 +154,8 @@ def test_a_config_of_transformers_has_a_step_time(cli: Cli) -> None:
     [
         (["--script", f"{EXAMPLE}:build", "--world", "8", "--model", "x"], "model = 'x': says nothing beside --script"),
         (["--script", f"{EXAMPLE}:build", "--graph", "a.npz"], "says the same as --script"),
+        (["--script", f"{EXAMPLE}:build", "--world", "8", "--precision", "fp8"], "precision = 'fp8': says nothing"),
+        (["--graph", "a.npz", "--no-fold"], "no-fold = True: says nothing beside --script"),
         (["--graph", "a.npz", "--world", "8"], "is written in the graph file"),
         (["--graph", "a.npz"], "a.npz"),
         (["--world", "8"], "is the size of a script's job"),
