@@ -112,4 +112,4 @@ def test_a_whole_search_without_ray(tmp_path: Path, evaluator: SimulatorEvaluato
     assert best.outcome == evaluator.evaluate(best.point)
     assert result.timeline is not None
     assert json.loads(result.timeline.read_text())["traceEvents"]
-    assert result.header["identity"].keys() == {"calibration", "tracer", "torch", "megatron_core"}
+    assert result.header["identity"].keys() == {"calibration", "interference", "tracer", "torch", "megatron_core"}
