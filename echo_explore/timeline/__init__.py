@@ -10,6 +10,7 @@ from echo_explore.timeline.job import (
     GradientBucket,
     ParameterGather,
     PipelineJob,
+    ReplicaVariant,
     SharedLinks,
     SplitBackward,
     StageJob,
@@ -17,6 +18,13 @@ from echo_explore.timeline.job import (
 from echo_explore.timeline.perfect import perfectly_overlapped
 from echo_explore.timeline.perfetto import TraceFile, check_ending, write_perfetto
 from echo_explore.timeline.ports import InterferenceModel, PairTable
+from echo_explore.timeline.replicas import (
+    ReplicaKind,
+    one_by_one,
+    slowed_kernels,
+    slowed_transfers,
+    with_unlike_replicas,
+)
 from echo_explore.timeline.schedules import schedule_order
 from echo_explore.timeline.slow_ranks import with_slow_ranks
 from echo_explore.timeline.spans import Span
@@ -36,6 +44,8 @@ __all__ = [
     "PairTable",
     "ParameterGather",
     "PipelineJob",
+    "ReplicaKind",
+    "ReplicaVariant",
     "SharedLinks",
     "Span",
     "SplitBackward",
@@ -45,11 +55,15 @@ __all__ = [
     "TraceFile",
     "cheap_bound",
     "check_ending",
+    "one_by_one",
     "perfectly_overlapped",
     "schedule_order",
     "simulate_step",
+    "slowed_kernels",
+    "slowed_transfers",
     "split_rows",
     "step_time_lower_bound",
     "with_slow_ranks",
+    "with_unlike_replicas",
     "write_perfetto",
 ]

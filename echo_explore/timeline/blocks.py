@@ -44,13 +44,13 @@ class Blocks:
     """Templates of all forwards and backwards.
 
     Attributes:
-        which: (num_stages, NUM_KINDS, num_chunks) number of the distinct block, by stage, PassKind and chunk; -1 where
-            the schedule has none.
+        which: (num_ranks, NUM_KINDS, num_chunks) number of the distinct block, by rank class, PassKind and chunk;
+            -1 where the schedule has none.
         expanded: templates with all rows, by distinct block.
         collapsed: templates of one body, by distinct block.
         row_of: by distinct block, row of `expanded` that a row of the job's graph is in.
         num_simulated_ops: ops that the engine ran to measure them.
-        pair: (num_stages, num_chunks, num_chunks) number of the distinct pair of a forward and a backward that run
+        pair: (num_ranks, num_chunks, num_chunks) number of the distinct pair of a forward and a backward that run
             together, by their chunks; empty where none do.
         halves: the share of a pair that its forward and its backward take, two templates of one body a pair.
     """
@@ -130,14 +130,14 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
         fidelity: "kernel": rows as traced; "block": kernels between communications coalesced.
     """
     num_chunks = len(job.stages[0].chunks)
-    which = np.full((len(job.stages), NUM_KINDS, num_chunks), -1, dtype=np.int64)
+    which = np.full((len(job.classes), NUM_KINDS, num_chunks), -1, dtype=np.int64)
     orders = schedule_of(job, job.num_micro_batches).orders
     breaks, host_key = fidelity == "block", _host_key(job)
     known: dict[Key, int] = {}
     contents: dict[int, bytes] = {}
     prepared: list[_Prepared] = []
-    for s, stage in enumerate(job.stages):
-        kinds = _kinds_of(orders[s])
+    for s, stage in enumerate(job.classes):
+        kinds = _kinds_of(orders[s % len(orders)])
         for v, chunk in enumerate(stage.chunks):
             for phase, timed in _graphs(chunk, kinds):
                 content = contents.get(id(timed)) or contents.setdefault(id(timed), content_of(timed))
@@ -208,13 +208,13 @@ def _pairs(
     # Approximation: what a pair takes together is split between its forward and its backward as they take alone
     # (either direction); data-parallel traffic beside a pair slows nothing (under-estimates).
     """
-    num_stages, _, num_chunks = which.shape
-    number = np.zeros((num_stages, num_chunks, num_chunks), dtype=np.int64)
+    num_ranks, _, num_chunks = which.shape
+    number = np.zeros((num_ranks, num_chunks, num_chunks), dtype=np.int64)
     if not job.overlap_exchanges:
         return number[:0], (), 0
     known: dict[tuple[int, int], int] = {}
     together: list[Template] = []
-    for s, stage in enumerate(job.stages):
+    for s, stage in enumerate(job.classes):
         for f, ahead in enumerate(stage.chunks):
             for b, behind in enumerate(stage.chunks):
                 key = int(which[s, PassKind.FORWARD, f]), int(which[s, PassKind.BACKWARD, b])

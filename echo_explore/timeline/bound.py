@@ -1,7 +1,7 @@
 """Lower bounds of the step time in closed form: of a priced job, and of a candidate of which only FLOP are known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -119,6 +119,14 @@ def step_time_lower_bound(job: PipelineJob) -> float:
         SpecError: the job is not well formed.
     """
     check_job(job)
+    return max(
+        _bound_of(replace(job, stages=stages, variants=()))
+        for stages in (job.stages, *(variant.stages for variant in job.variants))
+    )
+
+
+def _bound_of(job: PipelineJob) -> float:
+    """Seconds below which no step of one kind of replica lies."""
     if posts_receives(job.schedule):
         return _bound_of_any_order(job)
     stages = [_stage_bound(job, stage, at) for at, stage in enumerate(job.stages)]

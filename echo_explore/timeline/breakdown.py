@@ -1,12 +1,13 @@
 """A step explained: breakdown by key, times of every rank class, and how uncertain the step time is."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from echo_explore.graph import OpClass
-from echo_explore.graph.execution_graph import Floats
+from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.charges import AXIS_SIGMA, BUSY, CLASS_SIGMA, NUM_AXES, Column
 from echo_explore.timeline.ports import NUM_CODES
 
@@ -70,6 +71,13 @@ def class_times(label: str, multiplicity: int, finish_s: float, charges: Floats)
 def critical_class(finish_s: Floats) -> int:
     """The rank class that finishes last; the lowest of those that do within rounding."""
     return int(np.argmax(finish_s >= finish_s.max() * (1 - _TIE)))
+
+
+def busiest(ranks: Ints, finish_s: Floats, charges: Sequence[Floats]) -> int:
+    """Of rank classes that finish last within rounding, the one that waits least for others; the lowest on ties."""
+    last = ranks[finish_s[ranks] >= finish_s.max() * (1 - _TIE)]
+    waits = np.array([charges[rank][Column.BUBBLE] for rank in last.tolist()])
+    return int(last[np.argmax(waits <= waits.min() + finish_s.max() * _TIE)])
 
 
 def step_sigma_log(charges: Floats) -> float:

@@ -7,6 +7,7 @@ from echo_explore.core import SpecError
 from echo_explore.specs.schedules import PipelineSchedule
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import schedule_of
+from echo_explore.timeline.meeting import meets_inside_passes
 from echo_explore.timeline.ops import AXIS_STREAM
 
 
@@ -19,11 +20,12 @@ def check_job(job: PipelineJob) -> None:
     """
     if not job.stages or not job.stages[0].chunks:
         raise SpecError("stages", len(job.stages), "a job needs a stage with a chunk", "give at least one of each")
-    num_chunks = {len(stage.chunks) for stage in job.stages}
+    num_chunks = {len(stage.chunks) for stage in job.classes}
     if len(num_chunks) > 1:
         raise SpecError("stages.chunks", sorted(num_chunks), "all stages need as many chunks", "split the layers alike")
+    _check_variants(job)
     schedule = schedule_of(job, job.num_micro_batches)
-    if _splits_backward(schedule) and any(chunk.split is None for stage in job.stages for chunk in stage.chunks):
+    if _splits_backward(schedule) and any(chunk.split is None for stage in job.classes for chunk in stage.chunks):
         raise SpecError("schedule", job.schedule, "needs every backward in two passes", "give ChunkJob.split")
     _check_seconds("host_call_s", job.host_call_s)
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
@@ -36,11 +38,23 @@ def check_job(job: PipelineJob) -> None:
             if AXIS_STREAM[axis] < 0 or not 1.0 <= slowdown < math.inf:
                 rule = "needs an axis with collectives and a factor of 1 or more"
                 raise SpecError("shared_links", f"{axis.name}: {slowdown}", rule, "give 1 where nothing is shared")
-    for s, stage in enumerate(job.stages):
+    for s, stage in enumerate(job.classes):
         _check_seconds(f"stages[{s}].send_forward_s", stage.send_forward_s)
         _check_seconds(f"stages[{s}].send_backward_s", stage.send_backward_s)
         for v, chunk in enumerate(stage.chunks):
             _check_chunk(f"stages[{s}].chunks[{v}]", chunk)
+
+
+def _check_variants(job: PipelineJob) -> None:
+    for v, variant in enumerate(job.variants):
+        if len(variant.stages) != len(job.stages):
+            rule = f"every kind of replica needs the {len(job.stages)} stages of the job"
+            raise SpecError(f"variants[{v}].stages", len(variant.stages), rule, "give it as many")
+        if variant.num_replicas < 1:
+            raise SpecError(f"variants[{v}].num_replicas", variant.num_replicas, "must be 1 or more", "leave it out")
+    if job.variants and job.overlap_exchanges and meets_inside_passes(job):
+        rule = "passes that run in pairs cannot meet those of replicas that differ"
+        raise SpecError("variants", len(job.variants), rule, "switch overlap_exchanges off")
 
 
 @lru_cache(maxsize=64)

@@ -40,12 +40,12 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
     number = np.arange(layout.num_blocks, dtype=np.int64)
     if posts_receives(job.schedule):
         return Exchange(sent_after=number, posted_after=np.full_like(number, -1), awaited_by=number, holds=False)
-    first_of_stage = layout.first[layout.stage]
+    first_of_rank = layout.first[layout.rank]
     if job.overlap_p2p:
         is_forward = layout.phase == PassKind.FORWARD
         latest = np.stack([np.maximum.accumulate(np.where(is_forward == side, number, -1)) for side in (False, True)])
         before = np.where(number > 0, latest[is_forward.astype(np.int64), np.maximum(number - 1, 0)], -1)
-        posted = np.where(before >= first_of_stage, before, -1)
+        posted = np.where(before >= first_of_rank, before, -1)
         return Exchange(sent_after=number, posted_after=posted, awaited_by=number, holds=False)
     starts = _pairs(job, layout)
     ends_pair = np.concatenate([[False], starts[:-1]])
@@ -53,7 +53,7 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
     before = awaited_by - 1
     return Exchange(
         sent_after=number + starts,
-        posted_after=np.where(before >= first_of_stage, before, -1),
+        posted_after=np.where(before >= first_of_rank, before, -1),
         awaited_by=awaited_by,
         holds=True,
     )
@@ -64,4 +64,6 @@ def _pairs(job: PipelineJob, layout: Layout) -> np.ndarray[tuple[int], np.dtype[
     num_chunks = len(job.stages[0].chunks)
     if num_chunks == 1:
         return np.zeros(layout.num_blocks, dtype=np.bool_)
-    return starts_pair(layout.phase, layout.first, layout.num_micro_batches, num_chunks, job.ahead)
+    num_blocks, num_stages = layout.num_blocks // layout.num_variants, layout.schedule.num_stages
+    phase, first = layout.phase[:num_blocks], layout.first[: num_stages + 1]
+    return np.tile(starts_pair(phase, first, layout.num_micro_batches, num_chunks, job.ahead), layout.num_variants)

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.specs.schedules import SCHEDULES, PassKind
+from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
+from echo_explore.timeline.meeting import coupled_blocks
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Times
 
@@ -30,8 +33,8 @@ class Period:
     Attributes:
         micro_batches: of one period.
         length_s: of one period.
-        from_s: (num_stages,) start of one period by stage, where no body is cut.
-        to_s: (num_stages,) its end.
+        from_s: (num_ranks,) start of one period by rank class, where no body is cut.
+        to_s: (num_ranks,) its end.
     """
 
     micro_batches: int
@@ -62,8 +65,12 @@ def trial_lengths(job: PipelineJob) -> Iterator[int]:
     yield job.num_micro_batches
 
 
-def find_period(job: PipelineJob, step: StepProgram, times: Times) -> Period | None:
-    """The steady state that the run has reached before its forwards run out; None if there is none to prove."""
+def find_period(job: PipelineJob, blocks: Blocks, step: StepProgram, times: Times) -> Period | None:
+    """The steady state that the run has reached before its forwards run out; None if there is none to prove.
+
+    Blocks in which kinds of replicas meet have their rows in any run, and so are no sign of a disturbance.
+    """
+    disturbed = step.is_expanded & ~coupled_blocks(job, blocks, step.layout)
     p, n = len(job.stages), step.layout.at.shape[3]
     if _is_interleaved(job):
         last, window, unit = n - 2 * p - 1, 2 * p, p
@@ -71,18 +78,26 @@ def find_period(job: PipelineJob, step: StepProgram, times: Times) -> Period | N
         last, window, unit = n - p - 1, p + 1, 1
     last, window = last - _ahead(job), window + _ahead(job)
     for count in range(1, p + 1):
-        if found := _period(step, times, last=last, window=window, micro_batches=count * unit):
+        if found := _period(step, times, disturbed, last=last, window=window, micro_batches=count * unit):
             return found
     return None
 
 
-def _period(step: StepProgram, times: Times, *, last: int, window: int, micro_batches: int) -> Period | None:
+def _period(
+    step: StepProgram,
+    times: Times,
+    disturbed: npt.NDArray[np.bool_],
+    *,
+    last: int,
+    window: int,
+    micro_batches: int,
+) -> Period | None:
     first = last - window + 1
     if first - micro_batches < 1:
         return None
     now = step.layout.at[:, : PassKind.BACKWARD + 1, :, first : last + 1]
     before = step.layout.at[:, : PassKind.BACKWARD + 1, :, first - micro_batches : last + 1 - micro_batches]
-    if step.is_expanded[now].any() or step.is_expanded[before].any():
+    if disturbed[now].any() or disturbed[before].any():
         return None
     early = times.start_s[step.entry[before]].min()
     if step.gathers.size and times.end_s[step.gathers].max() > early:

@@ -1,4 +1,4 @@
-"""What the timeline simulates: a rank class per pipeline stage, its timed chunks, transfers, the end of the step."""
+"""What the timeline simulates: a rank class per stage and kind of replica, timed chunks, transfers, the step's end."""
 
 from dataclasses import dataclass
 
@@ -92,7 +92,7 @@ class ChunkJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageJob:
-    """One rank class: all ranks of a pipeline stage.
+    """One rank class: all ranks of a pipeline stage, or of one in some of the replicas.
 
     Attributes:
         multiplicity: ranks in the class.
@@ -102,7 +102,8 @@ class StageJob:
         send_sigma_log: of both.
         send_bytes: of either.
         epilogue: from the end of the last backward (and of bucket reductions) to the end of the step: rows in order.
-            Collectives over Axis.EMBEDDING start together on the first and last stage, those over Axis.MODEL on all.
+            Collectives over Axis.EMBEDDING start together on the first and last stage of a replica, those over
+            Axis.MODEL on all its stages, those over Axis.DATA and Axis.EXPERT_DATA on all kinds of replicas.
     """
 
     label: str
@@ -113,6 +114,23 @@ class StageJob:
     send_sigma_log: float
     epilogue: TimedGraph
     send_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplicaVariant:
+    """Data-parallel replicas that run beside those of `PipelineJob.stages` and differ from them in what things take.
+
+    Attributes:
+        label: what sets them apart.
+        num_replicas: how many they are.
+        stages: as many as those of the job, with the same chunks, buckets, gathers and collectives over replicas.
+        exchange_group: replicas of which equal numbers exchange tokens with each other; the job's own have 0.
+    """
+
+    label: str
+    num_replicas: int
+    stages: tuple[StageJob, ...]
+    exchange_group: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +155,9 @@ class PipelineJob:
     """A whole step of a job.
 
     Attributes:
+        stages: of the job's replicas, or of the first of several groups of them.
+        num_replicas: how many these are.
+        variants: further replicas, which meet the first at collectives over replicas.
         schedule: name of `specs.schedules.SCHEDULES`, or "custom".
         schedule_lines: orders of "custom", one line a stage.
         overlap_grad_reduce: bucket reductions start as soon as ready in the last backward of their chunk, on the stream
@@ -177,6 +198,23 @@ class PipelineJob:
     shared_links: tuple[SharedLinks, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0
+    num_replicas: int = 1
+    variants: tuple[ReplicaVariant, ...] = ()
+
+    @property
+    def classes(self) -> tuple[StageJob, ...]:
+        """The rank classes: the stages, then those of each variant in turn."""
+        return self.stages + tuple(stage for variant in self.variants for stage in variant.stages)
+
+    @property
+    def num_variants(self) -> int:
+        """Kinds of replicas, the first included."""
+        return 1 + len(self.variants)
+
+    @property
+    def exchange_groups(self) -> tuple[int, ...]:
+        """(num_variants,) numbers of the groups that exchange tokens."""
+        return (0, *(variant.exchange_group for variant in self.variants))
 
     @property
     def ahead(self) -> int:

@@ -15,22 +15,22 @@ NUM_KINDS = len(PassKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
-    """Which block runs where; columns of shape (num_blocks,), stage by stage in the order of the schedule.
+    """Which block runs where; columns of shape (num_blocks,), class by class in the order of the schedule.
 
     Attributes:
-        schedule: where the order comes from.
-        stage: stage.
+        schedule: where the order comes from, that of one kind of replica.
+        rank: rank class, `variant * num_stages + stage`.
         phase: PassKind.
         micro_batch: micro-batch.
         chunk: chunk of the stage.
         model_chunk: chunk of the model.
-        at: (num_stages, NUM_KINDS, num_chunks, num_micro_batches) number of a block, -1 where there is none.
-        first: (num_stages + 1,) offsets of the blocks of every stage.
+        at: (num_ranks, NUM_KINDS, num_chunks, num_micro_batches) number of a block, -1 where there is none.
+        first: (num_ranks + 1,) offsets of the blocks of every rank class.
         partner: (num_blocks,) the backward that a forward runs together with, and the reverse; -1: it runs alone.
     """
 
     schedule: PipelineSchedule
-    stage: Ints
+    rank: Ints
     phase: Ints
     micro_batch: Ints
     chunk: Ints
@@ -45,18 +45,28 @@ class Layout:
         return int(self.stage.shape[0])
 
     @property
+    def num_variants(self) -> int:
+        """Kinds of replicas; each has as many blocks."""
+        return int(self.first.shape[0] - 1) // self.schedule.num_stages
+
+    @property
+    def stage(self) -> Ints:
+        """(num_blocks,) Pipeline stage."""
+        return self.rank % self.schedule.num_stages if self.num_variants > 1 else self.rank
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches laid out."""
         return int(self.at.shape[3])
 
-    def last_block(self, stage: int) -> int:
-        """The last block of a stage."""
-        return int(self.first[stage + 1]) - 1
+    def last_block(self, rank: int) -> int:
+        """The last block of a rank class."""
+        return int(self.first[rank + 1]) - 1
 
-    def last_gradient(self, stage: int, chunk: int) -> int:
+    def last_gradient(self, rank: int, chunk: int) -> int:
         """The block after which all gradients of weights of a chunk are there."""
         kinds = (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT)
-        return int(self.at[stage, kinds, chunk].max())
+        return int(self.at[rank, kinds, chunk].max())
 
 
 def schedule_of(job: PipelineJob, num_micro_batches: int) -> PipelineSchedule:
@@ -76,12 +86,34 @@ def schedule_of(job: PipelineJob, num_micro_batches: int) -> PipelineSchedule:
 
 
 def lay_out(job: PipelineJob, num_micro_batches: int) -> Layout:
-    """The blocks of all stages for a number of micro-batches.
+    """The blocks of all rank classes for a number of micro-batches.
 
     Raises:
         SpecError: see `schedule_of`.
     """
-    return _laid_out(schedule_of(job, num_micro_batches), num_micro_batches, job.overlap_exchanges, job.ahead)
+    layout = _laid_out(schedule_of(job, num_micro_batches), num_micro_batches, job.overlap_exchanges, job.ahead)
+    return _repeated(layout, job.num_variants) if job.variants else layout
+
+
+@lru_cache(maxsize=8)
+def _repeated(layout: Layout, num_variants: int) -> Layout:
+    """The blocks of several kinds of replicas, one behind the other."""
+    shifts = layout.num_blocks * np.arange(num_variants, dtype=np.int64)
+
+    def numbers(blocks: Ints) -> Ints:
+        return np.concatenate([np.where(blocks >= 0, blocks + shift, -1) for shift in shifts])
+
+    return Layout(
+        schedule=layout.schedule,
+        rank=np.concatenate([layout.rank + layout.schedule.num_stages * v for v in range(num_variants)]),
+        phase=np.tile(layout.phase, num_variants),
+        micro_batch=np.tile(layout.micro_batch, num_variants),
+        chunk=np.tile(layout.chunk, num_variants),
+        model_chunk=np.tile(layout.model_chunk, num_variants),
+        at=numbers(layout.at),
+        first=np.concatenate([layout.first[:1], *(layout.first[1:] + shift for shift in shifts)]),
+        partner=numbers(layout.partner),
+    )
 
 
 @lru_cache(maxsize=32)
@@ -101,7 +133,7 @@ def _laid_out(schedule: PipelineSchedule, num_micro_batches: int, overlap_exchan
         partner[forwards], partner[forwards + 1] = forwards + 1, forwards
     return Layout(
         schedule=schedule,
-        stage=stage,
+        rank=stage,
         phase=phase,
         micro_batch=micro_batch,
         chunk=chunk,

@@ -16,7 +16,7 @@ from echo_explore.timeline.program import Pairs, Times
 def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
     """Whether a bucket reduction or a parameter gather beside a block can change either of them."""
     codes: set[int] = set()
-    for stage in job.stages:
+    for stage in job.classes:
         for chunk in stage.chunks:
             codes |= {bucket.pair_class for bucket in chunk.buckets if job.overlap_grad_reduce}
             codes |= {gather.pair_class for gather in chunk.gathers if job.overlap_param_gather}
@@ -32,7 +32,7 @@ def is_sensitive(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> bool:
 def first_guess(job: PipelineJob, layout: Layout) -> npt.NDArray[np.bool_]:
     """(num_blocks,) blocks to run row by row at first: those that start or await data-parallel traffic."""
     is_expanded = np.zeros(layout.num_blocks, dtype=np.bool_)
-    for s, stage in enumerate(job.stages):
+    for s, stage in enumerate(job.classes):
         for v, chunk in enumerate(stage.chunks):
             if chunk.gathers and job.overlap_param_gather:
                 is_expanded[layout.at[s, PassKind.FORWARD, v, 0]] = True
@@ -64,7 +64,7 @@ def disturbed_blocks(step: StepProgram, times: Times) -> Ints:
     for q in np.unique(queue):
         mine = traffic[queue == q]
         mine = mine[np.argsort(times.start_s[mine], kind="stable")]
-        blocks = bodies[step.layout.stage[bodies] == q // NUM_STREAMS]
+        blocks = bodies[step.layout.rank[bodies] == q // NUM_STREAMS]
         begin, finish = times.start_s[step.entry[blocks]], times.end_s[step.exit[blocks]]
         # Transfers of a stream never overlap: the last one to start before the block ends is the one to look at.
         before = np.searchsorted(times.start_s[mine], finish, side="left") - 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from echo_explore.graph import OpKind, TimedGraph
-from echo_explore.timeline.job import ChunkJob, PipelineJob
+from echo_explore.timeline.job import ChunkJob, PipelineJob, StageJob
 
 
 def perfectly_overlapped(job: PipelineJob) -> PipelineJob:
@@ -15,15 +15,19 @@ def perfectly_overlapped(job: PipelineJob) -> PipelineJob:
     and parameters run beside compute too, where they are part of passes or can start before the last one ends; what is
     in the epilogue stays there.
     """
-    stages = tuple(replace(stage, chunks=tuple(_chunk(chunk) for chunk in stage.chunks)) for stage in job.stages)
     return replace(
         job,
-        stages=stages,
+        stages=_stages(job.stages),
+        variants=tuple(replace(variant, stages=_stages(variant.stages)) for variant in job.variants),
         overlap_grad_reduce=True,
         overlap_param_gather=True,
         overlap_p2p=True,
         launch_blocking=False,
     )
+
+
+def _stages(stages: tuple[StageJob, ...]) -> tuple[StageJob, ...]:
+    return tuple(replace(stage, chunks=tuple(_chunk(chunk) for chunk in stage.chunks)) for stage in stages)
 
 
 def _chunk(chunk: ChunkJob) -> ChunkJob:

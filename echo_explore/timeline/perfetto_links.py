@@ -25,7 +25,7 @@ def flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
         if span.stream not in _SENDS:
             continue
         forward = span.stream == Stream.SEND_FORWARD
-        receiver = first.get((forward, span.micro_batch, span.model_chunk + (1 if forward else -1)))
+        receiver = first.get((span.variant, forward, span.micro_batch, span.model_chunk + (1 if forward else -1)))
         if receiver is None:
             continue
         common = {"cat": "transfer", "name": span.name, "id": len(events) // 2}
@@ -35,13 +35,13 @@ def flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
     return events
 
 
-def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[bool, int, int], Span]:
-    """The earliest span on the compute stream of every pass, by direction, micro-batch and chunk of the model."""
-    first: dict[tuple[bool, int, int], Span] = {}
+def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[int, bool, int, int], Span]:
+    """First spans on the compute streams of all passes, by variant, direction, micro-batch and chunk of the model."""
+    first: dict[tuple[int, bool, int, int], Span] = {}
     for span in spans:
         if span.stream != Stream.COMPUTE or span.micro_batch < 0 or span.phase == PassKind.BACKWARD_WEIGHT:
             continue
-        key = (span.phase == PassKind.FORWARD, span.micro_batch, span.model_chunk)
+        key = (span.variant, span.phase == PassKind.FORWARD, span.micro_batch, span.model_chunk)
         if key not in first or span.start_s < first[key].start_s:
             first[key] = span
     return first

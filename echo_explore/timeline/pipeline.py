@@ -12,6 +12,7 @@ from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks, content_of
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
+from echo_explore.timeline.meeting import meeting_groups
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.program import Copies, Pool, Program, copy_templates, wiring_of
 from echo_explore.timeline.recent import Key, Recent
@@ -73,7 +74,7 @@ def build_step(
     rows = blocks.expanded if is_expanded.any() else ()
     pool = Pool.of([*rows, *blocks.collapsed, *blocks.halves, *epilogues])
     of_halves = len(rows) + len(blocks.collapsed)
-    distinct = blocks.which[layout.stage, layout.phase, layout.chunk]
+    distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
     of_blocks = np.where(is_expanded, distinct, distinct + len(rows))
     paired = np.flatnonzero(is_paired)
     if paired.size:
@@ -95,7 +96,8 @@ _EPILOGUES: Recent[Template] = Recent(64)
 
 def _structure_of(job: PipelineJob, layout: Layout, pool: Pool, which: Ints) -> Key | None:
     """What the ops of a step without data-parallel traffic, and what waits for what, follow from; None with traffic."""
-    if job.jitter_sigma_log > 0 or any(chunk.buckets or chunk.gathers for s in job.stages for chunk in s.chunks):
+    has_traffic = any(chunk.buckets or chunk.gathers for stage in job.stages for chunk in stage.chunks)
+    if job.variants or job.jitter_sigma_log > 0 or has_traffic:
         return None
     ops = pool.ops
     columns = (ops.stream, ops.charge, ops.axis, ops.row, ops.edge_source, ops.edge_target, pool.first, pool.first_edge)
@@ -130,9 +132,9 @@ def _assembled(
     is_expanded: npt.NDArray[np.bool_],
     is_paired: npt.NDArray[np.bool_],
 ) -> StepProgram:
-    num_stages = len(job.stages)
+    num_ranks = len(job.classes)
     copies = copy_templates(pool, which)
-    rank_of_copy = np.concatenate([layout.stage, np.arange(num_stages)])
+    rank_of_copy = np.concatenate([layout.rank, np.arange(num_ranks)])
     extras = Extras(copies.num_ops)
     send_of = add_sends(job, layout, copies, extras)
     gathers = add_gathers(job, blocks, layout, copies, extras)
@@ -141,14 +143,14 @@ def _assembled(
     extras.add(
         stream=Stream.COMPUTE,
         charge=Charge.HOST,
-        rank=np.arange(num_stages, dtype=np.int64),
-        duration_s=np.full(num_stages, job.host_step_s),
-        sigma_log=np.zeros(num_stages),
+        rank=np.arange(num_ranks, dtype=np.int64),
+        duration_s=np.full(num_ranks, job.host_step_s),
+        sigma_log=np.zeros(num_ranks),
         order=copies.exit[n:].astype(np.float64) + 0.5,
     )
-    program = _join(copies, rank_of_copy, extras, _rendezvous(job, copies, n))
+    program = _join(copies, rank_of_copy, extras, _rendezvous(job, layout, copies, extras, (gathers, buckets)))
     if job.jitter_sigma_log > 0:
-        longer = jitter_factors(job)[layout.stage, layout.phase, layout.chunk, layout.micro_batch]
+        longer = jitter_factors(job)[layout.rank, layout.phase, layout.chunk, layout.micro_batch]
         in_blocks = slice(0, int(copies.entry[n]))
         program.ops.duration_s[in_blocks] *= longer[copies.owner[in_blocks]]
     return StepProgram(
@@ -171,21 +173,22 @@ def _halves(blocks: Blocks, layout: Layout, paired: Ints) -> Ints:
     own, other = layout.chunk[paired], layout.chunk[layout.partner[paired]]
     is_forward = layout.phase[paired] == PassKind.FORWARD
     forward, backward = np.where(is_forward, own, other), np.where(is_forward, other, own)
-    return 2 * blocks.pair[layout.stage[paired], forward, backward] + np.where(is_forward, 0, 1)
+    return 2 * blocks.pair[layout.rank[paired], forward, backward] + np.where(is_forward, 0, 1)
 
 
 def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
-    """The distinct epilogues, and which of them each stage has."""
+    """The distinct epilogues, and which of them each rank class has."""
+    classes = job.classes
     charge = Charge.PIPELINE if len(job.stages) > 1 else Charge.TENSOR
     known: dict[bytes, int] = {}
-    contents = {id(stage.epilogue): b"" for stage in job.stages}
-    for stage in job.stages:
+    contents = {id(stage.epilogue): b"" for stage in classes}
+    for stage in classes:
         contents[id(stage.epilogue)] = contents[id(stage.epilogue)] or content_of(stage.epilogue)
-    which = [known.setdefault(contents[id(stage.epilogue)], len(known)) for stage in job.stages]
+    which = [known.setdefault(contents[id(stage.epilogue)], len(known)) for stage in classes]
     first = [which.index(number) for number in range(len(known))]
     templates = []
     for s in first:
-        epilogue = job.stages[s].epilogue
+        epilogue = classes[s].epilogue
         key = (contents[id(epilogue)], job.host_update_s, charge)
         template = _EPILOGUES.get(key)
         if template is None:
@@ -198,16 +201,36 @@ def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
     return templates, np.array(which, dtype=np.int64)
 
 
-def _rendezvous(job: PipelineJob, copies: Copies, num_blocks: int) -> Ints:
-    """(num_ops of the copies,) rendezvous group of every op; collectives over stages in the epilogues meet in order."""
-    group = np.full(copies.num_ops, -1, dtype=np.int64)
-    num_stages = len(job.stages)
-    if num_stages == 1:
-        return group
-    in_epilogue = np.arange(copies.entry[num_blocks], copies.num_ops, dtype=np.int64)
-    stage = copies.owner[in_epilogue] - num_blocks
-    axis_of = copies.pool.ops.axis[copies.source[in_epilogue]]
+def _rendezvous(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras, traffic: tuple[Ints, Ints]) -> Ints:
+    """(num_ops,) rendezvous group of every op, -1 for none.
+
+    Collectives over the stages of a replica in the epilogues meet in order, and all that kinds of replicas share.
+    """
+    group = np.full(extras.num_ops, -1, dtype=np.int64)
     next_group = 0
+    in_epilogue = np.arange(copies.entry[layout.num_blocks], copies.num_ops, dtype=np.int64)
+    rank = copies.owner[in_epilogue] - layout.num_blocks
+    for variant in range(layout.num_variants if layout.schedule.num_stages > 1 else 0):
+        of_variant = rank // layout.schedule.num_stages == variant
+        next_group = _meet_over_stages(job, copies, in_epilogue[of_variant], layout.num_blocks, group, next_group)
+    if job.variants:
+        groups = meeting_groups(job, layout, copies, next_group)
+        group[: copies.num_ops] = np.maximum(group[: copies.num_ops], groups)
+        next_group = int(group.max(initial=-1)) + 1
+        for ops in traffic:
+            number = ops.shape[0] // layout.num_variants
+            group[ops] = next_group + np.tile(np.arange(number), layout.num_variants)
+            next_group += number
+    return group
+
+
+def _meet_over_stages(
+    job: PipelineJob, copies: Copies, in_epilogue: Ints, num_blocks: int, group: Ints, next_group: int
+) -> int:
+    """The number of the next free group; fills `group` at the collectives over stages of one kind of replica."""
+    num_stages = len(job.stages)
+    stage = (copies.owner[in_epilogue] - num_blocks) % num_stages
+    axis_of = copies.pool.ops.axis[copies.source[in_epilogue]]
     for axis, members in ((Axis.EMBEDDING, (0, num_stages - 1)), (Axis.MODEL, tuple(range(num_stages)))):
         on_axis = axis_of == axis
         ops_of = [in_epilogue[on_axis & (stage == s)] for s in range(num_stages)]
@@ -222,7 +245,7 @@ def _rendezvous(job: PipelineJob, copies: Copies, num_blocks: int) -> Ints:
         for s in members:
             group[ops_of[s]] = next_group + np.arange(counts[0])
         next_group += counts[0]
-    return group
+    return next_group
 
 
 def _join(copies: Copies, rank_of_copy: Ints, extras: Extras, group: Ints) -> Program:
@@ -234,7 +257,7 @@ def _join(copies: Copies, rank_of_copy: Ints, extras: Extras, group: Ints) -> Pr
         rank=np.concatenate([rank_of_copy[copies.owner], *extras.rank]),
         peer=np.concatenate([np.full(n, -1, dtype=np.int64), *extras.peer]),
         order=np.concatenate([np.arange(n, dtype=np.float64), *extras.order]),
-        group=np.concatenate([group, nothing]),
+        group=group,
         source=np.concatenate([copies.source, nothing]),
         copy=np.concatenate([copies.owner, nothing]),
         num_ranks=rank_of_copy.shape[0] and int(rank_of_copy.max()) + 1,

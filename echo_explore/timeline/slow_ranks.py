@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from echo_explore.core import SpecError
-from echo_explore.graph import TimedGraph
 from echo_explore.graph.execution_graph import Floats
-from echo_explore.timeline.job import ChunkJob, PipelineJob, StageJob
+from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS
+from echo_explore.timeline.replicas import slowed_kernels
 
 
 def with_slow_ranks(job: PipelineJob, factors: Mapping[int, float]) -> PipelineJob:
@@ -33,42 +33,15 @@ def with_slow_ranks(job: PipelineJob, factors: Mapping[int, float]) -> PipelineJ
             raise SpecError("slow_rank", stage, f"the job has stages 0..{num_stages - 1}", "name one of them")
         if not 1.0 <= factor < np.inf:
             raise SpecError("slow_rank", factor, "the factor must be 1 or more, and finite", f"write {stage}:1.2")
-    stages = tuple(
-        _slow_stage(stage, factors[s]) if factors.get(s, 1.0) > 1.0 else stage for s, stage in enumerate(job.stages)
-    )
-    return replace(job, stages=stages)
+    return replace(job, stages=slowed_kernels(job.stages, factors))
 
 
 def jitter_factors(job: PipelineJob) -> Floats:
-    """(num_stages, NUM_KINDS, num_chunks, num_micro_batches) How many times as long a pass takes by chance.
+    """(num_ranks, NUM_KINDS, num_chunks, num_micro_batches) How many times as long a pass takes by chance.
 
     exp(sigma |z|), z standard normal: chance only delays, so that lower bounds stay bounds. The same seed gives the
     same draws.
     """
-    shape = (len(job.stages), NUM_KINDS, len(job.stages[0].chunks), job.num_micro_batches)
+    shape = (len(job.classes), NUM_KINDS, len(job.stages[0].chunks), job.num_micro_batches)
     draws = np.random.default_rng(job.jitter_seed).standard_normal(shape)
     return np.exp(job.jitter_sigma_log * np.abs(draws))
-
-
-def _slow_stage(stage: StageJob, factor: float) -> StageJob:
-    known: dict[int, TimedGraph] = {}
-
-    def slow(timed: TimedGraph) -> TimedGraph:
-        if id(timed) not in known:
-            known[id(timed)] = replace(
-                timed, time_s=np.where(timed.graph.is_compute, timed.time_s * factor, timed.time_s)
-            )
-        return known[id(timed)]
-
-    def chunk_of(chunk: ChunkJob) -> ChunkJob:
-        split = chunk.split
-        if split is not None:
-            split = replace(split, input=slow(split.input), weight=slow(split.weight))
-        return replace(chunk, forward=slow(chunk.forward), backward=slow(chunk.backward), split=split)
-
-    return replace(
-        stage,
-        label=f"{stage.label}, {factor:g} x as slow",
-        chunks=tuple(chunk_of(chunk) for chunk in stage.chunks),
-        epilogue=slow(stage.epilogue),
-    )

@@ -18,7 +18,7 @@ class Span:
     """One interval of a stream of a rank class.
 
     Attributes:
-        rank_class: stage.
+        rank_class: rank class.
         stream: where it ran.
         name: what ran.
         charge: what its time is charged to, if nothing more important runs.
@@ -29,6 +29,7 @@ class Span:
         end_s: from the start of the step.
         model_chunk: chunk of the whole model, -1 where it does not apply.
         message_bytes: of a transfer, as nccl-tests counts them; 0 for others.
+        variant: kind of replica that it belongs to.
     """
 
     rank_class: int
@@ -42,6 +43,7 @@ class Span:
     end_s: float
     model_chunk: int = -1
     message_bytes: float = 0.0
+    variant: int = 0
 
 
 def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, ...]:
@@ -68,6 +70,7 @@ def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, .
                 end_s=float(times.end_s[op]),
                 model_chunk=int(layout.model_chunk[block]) if block >= 0 else -1,
                 message_bytes=extra_bytes.get(op) or _row_bytes(step, op),
+                variant=int(program.rank[op]) // layout.schedule.num_stages,
             )
         )
     return tuple(spans)
@@ -94,14 +97,14 @@ def _names_of_extras(step: StepProgram) -> _Names:
 
 def _bytes_of_extras(step: StepProgram, job: PipelineJob) -> dict[int, float]:
     """Message bytes of transfers between stages, parameter gathers and bucket reductions, by op."""
-    chunks = [chunk for stage in job.stages for chunk in stage.chunks]
+    chunks = [chunk for stage in job.classes for chunk in stage.chunks]
     buckets = [bucket.message_bytes for chunk in chunks for bucket in chunk.buckets]
     found = dict(zip(step.buckets.tolist(), buckets, strict=True))
     if job.overlap_param_gather:
         gathers = [gather.message_bytes for chunk in chunks for gather in chunk.gathers]
         found |= zip(step.gathers.tolist(), gathers, strict=True)
     blocks = np.flatnonzero(step.send_of >= 0)
-    sizes = [job.stages[stage].send_bytes for stage in step.layout.stage[blocks].tolist()]
+    sizes = [job.classes[rank].send_bytes for rank in step.layout.rank[blocks].tolist()]
     return found | dict(zip(step.send_of[blocks].tolist(), sizes, strict=True))
 
 

@@ -8,13 +8,21 @@ import numpy.typing as npt
 from echo_explore.core import SpecError
 from echo_explore.graph.execution_graph import Floats
 from echo_explore.timeline.blocks import Blocks, Fidelity, prepare_blocks
-from echo_explore.timeline.breakdown import ClassTimes, breakdown_of, class_times, critical_class, step_sigma_log
+from echo_explore.timeline.breakdown import (
+    ClassTimes,
+    breakdown_of,
+    busiest,
+    class_times,
+    critical_class,
+    step_sigma_log,
+)
 from echo_explore.timeline.charges import charge_rank
 from echo_explore.timeline.checks import check_job
 from echo_explore.timeline.explain import StepExplanation, explain_run
 from echo_explore.timeline.folding import Period, find_period, trial_lengths
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import lay_out
+from echo_explore.timeline.meeting import coupled_blocks, with_shared_times
 from echo_explore.timeline.ops import NUM_STREAMS, Stream
 from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive, paired_blocks
 from echo_explore.timeline.pipeline import StepProgram, build_step
@@ -32,7 +40,8 @@ class StepTimeline:
         breakdown: seconds of the critical class by key; `recompute_s` and `interference_s` are parts of `compute_s`,
             the others add up to step_time_s.
         step_sigma_log: standard deviation of the log of step_time_s, from those of the parts.
-        critical_class: the rank class that finishes last, the lowest on ties.
+        critical_class: the rank class that finishes last; of those that do at the same time the lowest, or of kinds of
+            replicas that which waits least.
         classes: times of every rank class.
         num_simulated_ops: ops that the engine ran, all runs together.
         num_rank_classes: rank classes.
@@ -54,7 +63,7 @@ class StepTimeline:
 
     @property
     def stage_finish_s(self) -> tuple[float, ...]:
-        """When each stage finishes its step."""
+        """When each rank class finishes its step."""
         return tuple(times.finish_s for times in self.classes)
 
 
@@ -95,6 +104,7 @@ def simulate_step(
     if fidelity not in ("kernel", "block"):
         raise SpecError("fidelity", fidelity, "must be kernel or block", "use kernel")
     check_job(job)
+    job = with_shared_times(job)
     pairs = checked_pairs(interference, job.shared_links)
     blocks = prepare_blocks(job, pairs, fidelity)
     run, period = _run_folded(job, blocks, pairs) if fold else (_run_all_rows(job, blocks, pairs), None)
@@ -122,11 +132,11 @@ def _run_folded(job: PipelineJob, blocks: Blocks, pairs: Pairs) -> tuple[_Run, P
     for length in trial_lengths(job):
         run = _run_collapsed(job, blocks, pairs, length)
         num_ops += run.num_ops
-        period = find_period(job, run.step, run.times) if length < full else None
+        period = find_period(job, blocks, run.step, run.times) if length < full else None
         if period is not None and (rest := (full - length) % period.micro_batches):
             run = _run_collapsed(job, blocks, pairs, length + rest)
             num_ops += run.num_ops
-            period = find_period(job, run.step, run.times)
+            period = find_period(job, blocks, run.step, run.times)
             if period is not None and (full - length - rest) % period.micro_batches:
                 continue
         if period is not None or length == full:
@@ -144,7 +154,7 @@ def _run_collapsed(
     layout = lay_out(job, num_micro_batches)
     sensitive = is_sensitive(job, blocks, pairs)
     is_paired = paired_blocks(job, layout)
-    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout)
+    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout) | coupled_blocks(job, blocks, layout)
     if detail_first:
         first = layout.at[..., 0]
         is_expanded[first[first >= 0]] = True
@@ -170,12 +180,12 @@ def _summarise(
     explanation: StepExplanation | None,
 ) -> StepTimeline:
     program, times = run.step.program, run.times
-    num_stages = len(job.stages)
+    classes = job.classes
     num_run = int(run.step.layout.at.shape[3])
     ops = ran_ops(program, times, run.step.pool)
     finish = _ends_of_compute(run)
     charges: list[Floats] = []
-    for s in range(num_stages):
+    for s in range(len(classes)):
         total = charge_rank(ops, s, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
         if period is not None:
             more = (job.num_micro_batches - num_run) / period.micro_batches
@@ -185,6 +195,8 @@ def _summarise(
             finish[s] += more * period.length_s
         charges.append(total)
     critical = critical_class(finish)
+    if job.variants:
+        critical = busiest(np.arange(critical % len(job.stages), len(classes), len(job.stages)), finish, charges)
     return StepTimeline(
         step_time_s=float(finish[critical]),
         breakdown=breakdown_of(charges[critical]),
@@ -192,10 +204,10 @@ def _summarise(
         critical_class=critical,
         classes=tuple(
             class_times(stage.label, stage.multiplicity, float(finish[s]), charges[s])
-            for s, stage in enumerate(job.stages)
+            for s, stage in enumerate(classes)
         ),
         num_simulated_ops=run.num_ops + num_measured_ops,
-        num_rank_classes=num_stages,
+        num_rank_classes=len(classes),
         num_simulated_micro_batches=num_run,
         spans=spans,
         explanation=explanation,
@@ -203,7 +215,7 @@ def _summarise(
 
 
 def _ends_of_compute(run: _Run) -> Floats:
-    """(num_stages,) When the last op of the compute stream of each class ends: when the class has finished."""
+    """(num_ranks,) When the last op of the compute stream of each class ends: when the class has finished."""
     program = run.step.program
     wiring = program.wiring or wiring_of(program)
     last = wiring.stream_first[Stream.COMPUTE + 1 :: NUM_STREAMS] - 1

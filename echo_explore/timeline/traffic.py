@@ -34,6 +34,11 @@ class Extras:
         self.target: list[Ints] = []
         self.ops: list[Ops] = []
 
+    @property
+    def num_ops(self) -> int:
+        """Ops so far, those before the first included."""
+        return self._next
+
     def add(
         self,
         *,
@@ -70,8 +75,8 @@ class Extras:
 
 def _next_entry(layout: Layout, copies: Copies, block: Ints) -> Ints:
     """First op of what the stage runs after a block: its next block or its epilogue."""
-    ends_stage = block + 1 == layout.first[layout.stage[block] + 1]
-    return copies.entry[np.where(ends_stage, layout.num_blocks + layout.stage[block], block + 1)]
+    ends_stage = block + 1 == layout.first[layout.rank[block] + 1]
+    return copies.entry[np.where(ends_stage, layout.num_blocks + layout.rank[block], block + 1)]
 
 
 def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) -> Ints:
@@ -82,9 +87,9 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
     """
     num_stages, num_chunks = len(job.stages), len(job.stages[0].chunks)
     send_of = np.full(layout.num_blocks, -1, dtype=np.int64)
-    forward_s = np.array([stage.send_forward_s for stage in job.stages])
-    backward_s = np.array([stage.send_backward_s for stage in job.stages])
-    sigma = np.array([stage.send_sigma_log for stage in job.stages])
+    forward_s = np.array([stage.send_forward_s for stage in job.classes])
+    backward_s = np.array([stage.send_backward_s for stage in job.classes])
+    sigma = np.array([stage.send_sigma_log for stage in job.classes])
     stage_of, chunk_of = layout.schedule.stage_and_chunk()
     is_forward = layout.phase == PassKind.FORWARD
     is_gradient = (layout.phase == PassKind.BACKWARD) | (layout.phase == PassKind.BACKWARD_INPUT)
@@ -96,20 +101,21 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
         block = np.flatnonzero(sends)
         to_chunk = layout.model_chunk[block] + turn
         block, to_chunk = (column[stage_of[to_chunk] != layout.stage[block]] for column in (block, to_chunk))
-        stage, to_stage = layout.stage[block], stage_of[to_chunk]
+        rank = layout.rank[block]
+        to_rank = rank - layout.stage[block] + stage_of[to_chunk]
         ops = extras.add(
             stream=stream,
             charge=Charge.PIPELINE,
-            rank=stage,
-            peer=to_stage,
-            duration_s=seconds[stage],
-            sigma_log=sigma[stage],
+            rank=rank,
+            peer=to_rank,
+            duration_s=seconds[rank],
+            sigma_log=sigma[rank],
             order=block.astype(np.float64),
         )
         send_of[block] = ops
         kinds = (PassKind.FORWARD,) if turn > 0 else (PassKind.BACKWARD, PassKind.BACKWARD_INPUT)
         micro_batch = layout.micro_batch[block]
-        receiver = np.max([layout.at[to_stage, kind, chunk_of[to_chunk], micro_batch] for kind in kinds], axis=0)
+        receiver = np.max([layout.at[to_rank, kind, chunk_of[to_chunk], micro_batch] for kind in kinds], axis=0)
         extras.link(copies.exit[points.sent_after[block]], ops)
         extras.link(ops, copies.entry[points.awaited_by[receiver]])
         posted = points.posted_after[receiver]
@@ -122,7 +128,7 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
 def add_gathers(job: PipelineJob, blocks: Blocks, layout: Layout, copies: Copies, extras: Extras) -> Ints:
     """Ops of the parameter gathers, which are issued at the start of the step and hold the row that needs them."""
     found: list[tuple[int, float, float, int, int, int]] = []
-    for s, stage in enumerate(job.stages if job.overlap_param_gather else ()):
+    for s, stage in enumerate(job.classes if job.overlap_param_gather else ()):
         for v, chunk in enumerate(stage.chunks):
             block = int(layout.at[s, PassKind.FORWARD, v, 0])
             distinct = int(blocks.which[s, PassKind.FORWARD, v])
@@ -165,7 +171,7 @@ def add_buckets(
 ) -> Ints:
     """Ops of the bucket reductions: beside the last backward of their chunk, or one by one after that of the stage."""
     found: list[tuple[int, float, float, int, int, int, int]] = []
-    for s, stage in enumerate(job.stages):
+    for s, stage in enumerate(job.classes):
         last_block = layout.last_block(s)
         after_all = int(copies.exit[last_block])
         holds = not job.overlap_p2p and not posts_receives(job.schedule)
