@@ -30,8 +30,6 @@ from echo_explore.specs.recompute import modules_of, recompute_of_layers
 LayerKind = Literal["dense", "moe"]
 BACKWARD_OVER_FORWARD = 2.0
 """A matrix product C = AB has two of the same size in its backward: dA = dC B^T and dB = A^T dC."""
-GATED = ("swiglu",)
-"""Activations whose feed-forward has three matrices instead of two."""
 
 
 def masked_fraction(model: ModelSpec, kind: str, *, sequence_length: int) -> float:
@@ -86,7 +84,7 @@ def feed_forward_flop(model: ModelSpec, *, kind: LayerKind, num_tokens: int) -> 
         if model.moe is None:
             raise ValueError("a layer of kind moe in a model without experts")
         width = model.moe.experts_per_token * model.moe.ffn_hidden_size + model.moe.shared_ffn_hidden_size
-    matrices = 3 if model.activation in GATED else 2
+    matrices = 3 if model.gated else 2
     return 2.0 * num_tokens * matrices * model.hidden_size * width
 
 
@@ -140,7 +138,7 @@ def recomputed_flop(
     if ("mlp" if kind == "dense" else "moe") in modules:
         total += feed_forward_flop(model, kind=kind, num_tokens=num_tokens)
     if "shared_experts" in modules and kind == "moe" and model.moe is not None:
-        matrices = 3 if model.activation in GATED else 2
+        matrices = 3 if model.gated else 2
         total += 2.0 * num_tokens * matrices * model.hidden_size * model.moe.shared_ffn_hidden_size
     return total
 

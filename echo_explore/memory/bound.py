@@ -53,7 +53,7 @@ def attention_weights(model: ModelSpec, tensor_parallel: int) -> int:
 
 def feed_forward_weights(model: ModelSpec, ffn_hidden_size: int) -> int:
     """Elements of one feed-forward over all ranks: 3 h f with a gate (SwiGLU), else 2 h f."""
-    return (3 if model.activation == "swiglu" else 2) * model.hidden_size * ffn_hidden_size
+    return (3 if model.gated else 2) * model.hidden_size * ffn_hidden_size
 
 
 def _each(each: StateBytes, shards: int) -> float:

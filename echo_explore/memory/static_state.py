@@ -120,7 +120,8 @@ def _native_state_bytes(candidate: Candidate) -> StateBytes:
 
 def _is_quantised(parameter: Parameter) -> bool:
     """Weights of linear layers and of grouped experts, whose narrow copies are kept beside them."""
-    return ".experts.weight" in parameter.name or (parameter.tensor_sharded and parameter.name.endswith(".weight"))
+    grouped = ".experts." in parameter.name and ".weight" in parameter.name
+    return grouped or (parameter.tensor_sharded and parameter.name.endswith(".weight"))
 
 
 def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticState:

@@ -43,7 +43,7 @@ def layer_products(candidate: Candidate, pricer: Pricer) -> LayerProducts | None
     tokens = recipe.micro_batch_size * recipe.sequence_length // layout.context_parallel
     heads = model.num_attention_heads // tensor
     groups = max(1, model.num_key_value_heads // tensor)
-    gated = 2 if model.activation == "swiglu" else 1
+    gated = 2 if model.gated else 1
     inner = model.ffn_hidden_size // tensor
     shapes = (
         (tokens, (heads + 2 * groups) * model.head_dim, model.hidden_size),

@@ -50,6 +50,8 @@ def check_experts(model: ModelSpec, layout: ParallelConfig, recipe: TrainingReci
     if moe.ffn_hidden_size % split:
         rule = f"must divide moe.ffn_hidden_size = {moe.ffn_hidden_size}"
         raise PlacementError("layout.etp", split, rule, "change etp")
+    if model.linear_bias and split > 1:
+        raise PlacementError("layout.etp", split, "experts with biases are not split by Megatron", "use etp=1")
     if moe.shared_ffn_hidden_size % layout.tensor_parallel:
         rule = f"must divide moe.shared_ffn_hidden_size = {moe.shared_ffn_hidden_size}"
         raise PlacementError("layout.tp", layout.tensor_parallel, rule, "change tp")

@@ -1,7 +1,7 @@
 """A model from a Hugging Face `config.json`: the file only, no hub access, no transformers.
 
 A family is a function from the keys of its config to the fields of a ModelSpec. What a ModelSpec cannot say (parallel
-residuals, gated GELU, biases on some projections only, soft-capped or alternating attention) is refused in one line.
+residuals, gated GELU, biases on some projections only, soft-capped attention) is refused in one line.
 """
 
 import re
@@ -21,6 +21,8 @@ _PLAIN = {
     "relu": "relu",
     "relu2": "squared-relu",
 }
+QUICK_GELU_SLOPE = 1.702
+"""a of the gate x sigmoid(a x) [megatron-core 0.16.1 (2026), fusions/fused_bias_geglu.py, quick_gelu]."""
 
 
 def model_from_config(path: Path) -> ModelSpec:
@@ -102,7 +104,7 @@ class _Keys:
             raise self.refuse(key, value, rule)
 
     def gated(self) -> str:
-        """`swiglu`, the only gated activation of a ModelSpec."""
+        """`swiglu`, the only activation gated with SiLU."""
         value = self.get("hidden_activation", self.get("hidden_act", "silu"))
         if value not in ("silu", "swish"):
             raise self.refuse("hidden_act", value, "gates with another function than SiLU")
@@ -161,6 +163,52 @@ def _mixtral(keys: _Keys) -> dict[str, Any]:
     }
     window = keys.number("sliding_window", default=0) or None
     return _llama_like(keys, architecture="mixtral", window=window) | {"moe": moe}
+
+
+def _alternating(layers: int) -> list[str]:
+    return [("sliding_attention", "full_attention")[number % 2] for number in range(layers)]
+
+
+def _gpt_oss(keys: _Keys) -> dict[str, Any]:
+    """GPT-OSS: biases everywhere, sinks, every second layer with a window, a clamped gate (transformers 5.24, 2026)."""
+    if not keys.flag("attention_bias", default=True):
+        raise keys.refuse("attention_bias", "false", "puts biases on router and experts only")
+    slope, layers = keys.get("swiglu_alpha", QUICK_GELU_SLOPE), keys.number("num_hidden_layers")
+    if slope != QUICK_GELU_SLOPE:
+        raise keys.refuse("swiglu_alpha", slope, f"is not quick-GELU's {QUICK_GELU_SLOPE}")
+    keys.gated()
+    kinds = keys.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers or kinds != _alternating(layers)):
+        raise keys.refuse("layer_types", "(given)", "gives windows to other layers than every second")
+    window, inner = keys.number("sliding_window", default=0), keys.number("intermediate_size")
+    limit = keys.get("swiglu_limit", 7.0)  # transformers 5.24 (2026), configuration_gpt_oss.py
+    return {
+        "architecture": "gpt-oss",
+        "num_layers": layers,
+        "hidden_size": keys.number("hidden_size"),
+        "ffn_hidden_size": inner,
+        "num_attention_heads": keys.number("num_attention_heads"),
+        "num_key_value_heads": keys.number("num_key_value_heads", "num_attention_heads"),
+        "head_dim": keys.get("head_dim"),
+        "vocab_size": keys.number("vocab_size"),
+        "max_sequence_length": keys.number("max_position_embeddings"),
+        "attention_window": window,
+        "full_attention_every": 2 if window else 0,
+        "attention_sink": True,
+        "normalization": "rmsnorm",
+        "activation": "quick-geglu",
+        "activation_func_clamp_value": float(limit) if type(limit) is int else limit,
+        "glu_linear_offset": 1.0,  # transformers 5.24 (2026), modeling_gpt_oss.py: (up + 1) * glu
+        "position_embedding": "rope",
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+        "linear_bias": True,
+        "moe": {
+            "num_experts": keys.number("num_local_experts"),
+            "experts_per_token": keys.number("num_experts_per_tok", "experts_per_token"),
+            "ffn_hidden_size": inner,
+            "balancing_loss": "batch" if keys.flag("output_router_logits", default=False) else "none",
+        },
+    }
 
 
 def _qwen3_moe(keys: _Keys) -> dict[str, Any]:
@@ -279,7 +327,7 @@ _FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {
     "gemma3_text": _refused("layer_types", "alternates windows and has four norms a layer"),
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
-    "gpt_oss": _refused("layer_types", "alternates windows and has sinks in its softmax"),
+    "gpt_oss": _gpt_oss,
     "llama": _llama_like,
     "mistral": _mistral,
     "mixtral": _mixtral,

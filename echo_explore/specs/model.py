@@ -13,6 +13,8 @@ VOCABULARY_MULTIPLE = 128
 WINDOWED = "-window"
 """What the kind of a layer whose attention has a window ends in."""
 FeedForwardKind = Literal["dense", "moe"]
+GATED = ("swiglu", "quick-geglu")
+"""Activations of which one half gates the other."""
 
 
 class MoeSpec(StrictModel):
@@ -87,7 +89,11 @@ class ModelSpec(StrictModel):
             6); 0: none does.
         attention_sink: each head has a learnt logit that the softmax counts beside the scores (GPT-OSS).
         tied_embeddings: input and output embedding are one matrix.
-        linear_bias: linear layers have biases.
+        activation: `swiglu` gates with SiLU, `quick-geglu` with x sigmoid(1.702 x) (GPT-OSS).
+        activation_func_clamp_value: of quick-geglu: the gate is at most so large, the other half within plus and minus
+            of it; 0: not clamped (`swiglu_limit` of Hugging Face).
+        glu_linear_offset: of quick-geglu: is added to the half that is not the gate (GPT-OSS 1).
+        linear_bias: linear layers have biases, of experts and routers too.
         qkv_bias: query, key and value projections have biases even if linear_bias is false.
         qk_norm: norms on queries and keys, each of head_dim.
         multi_token_prediction_layers: extra prediction layers (DeepSeek-V3).
@@ -95,7 +101,7 @@ class ModelSpec(StrictModel):
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
-    architecture: Literal["gpt", "llama", "mixtral", "qwen3", "qwen3-moe", "deepseek-v3"] = "gpt"
+    architecture: Literal["gpt", "llama", "mixtral", "qwen3", "qwen3-moe", "deepseek-v3", "gpt-oss"] = "gpt"
     num_layers: int = Field(ge=1, le=LARGEST)
     hidden_size: int = Field(ge=1, le=LARGEST)
     ffn_hidden_size: int = Field(ge=1, le=LARGEST)
@@ -108,7 +114,9 @@ class ModelSpec(StrictModel):
     full_attention_every: int = Field(default=0, ge=0, le=LARGEST)
     attention_sink: bool = False
     normalization: Literal["layernorm", "rmsnorm"] = "layernorm"
-    activation: Literal["gelu", "swiglu", "relu", "squared-relu"] = "gelu"
+    activation: Literal["gelu", "swiglu", "quick-geglu", "relu", "squared-relu"] = "gelu"
+    activation_func_clamp_value: float = Field(default=0.0, ge=0, le=LARGEST)
+    glu_linear_offset: float = Field(default=0.0, ge=0, le=LARGEST)
     position_embedding: Literal["learned", "rope", "alibi", "none"] = "learned"
     tied_embeddings: bool = True
     linear_bias: bool = True
@@ -150,7 +158,16 @@ class ModelSpec(StrictModel):
             raise SpecError(
                 "moe.experts_per_token", self.moe.experts_per_token, "exceeds moe.num_experts", "correct one of them"
             )
+        for field in ("activation_func_clamp_value", "glu_linear_offset"):
+            if self.activation != "quick-geglu" and (value := getattr(self, field)):
+                rule = f"goes with quick-geglu, but activation = {self.activation}"
+                raise SpecError(field, value, rule, "set it to 0, or activation to quick-geglu")
         return self
+
+    @property
+    def gated(self) -> bool:
+        """The first product of a feed-forward has two halves, one of which gates the other."""
+        return self.activation in GATED
 
     def padded_vocab_size(self, tensor_parallel: int) -> int:
         """Rows of the embedding as Megatron allocates it, over all ranks of the tensor-parallel group."""

@@ -86,6 +86,9 @@ def check_native(
     for name, value in (("model.moe", model.moe), ("model.mla", model.mla)):
         if value is not None:
             raise SpecError(name, model.name, f"is not traced for {stack.framework}", "use --framework megatron")
+    if model.activation == "quick-geglu":
+        rule = f"is not traced for {stack.framework}"
+        raise SpecError("model.activation", model.activation, rule, "use --framework megatron")
     if stack.framework == "ddp" and recipe.precision not in ("fp32", "bf16", "fp16"):
         raise SpecError("precision", recipe.precision, "is not traced for ddp", "use bf16, fp16 or fp32")
 

@@ -6,7 +6,7 @@ With h = hidden_size, f = ffn_hidden_size, a heads and g key-value heads of widt
     MLA         h r_q + r_q + r_q a (d_n + d_r)     queries (h a (d_n + d_r) when r_q = 0)
                 + h (r_kv + d_r) + r_kv + r_kv a (d_n + d_v) + a d_v h
     feed        2 h f, gated 3 h f                  (+ f + h biases, gated 2 f + h)
-    mixture     h E router + E experts + shared experts
+    mixture     h E router (+ E biases) + E experts + shared experts
     norm        h (root mean square) or 2 h (layer norm); two a layer and one at the end
     ends        V h, again V h for an output layer of its own, S h learned positions
 
@@ -82,14 +82,15 @@ def count_parameters(model: ModelSpec, *, vocab_rows: int | None = None) -> Para
     num_experts, num_active = (moe.num_experts, moe.experts_per_token) if moe else (0, 0)
     positions = model.max_sequence_length * hidden if model.position_embedding == "learned" else 0
     attention, norm = attention_parameters(model), norm_parameters(model)
-    mixture = hidden * num_experts + num_experts * expert + shared
+    router = (hidden + (1 if model.linear_bias else 0)) * num_experts
+    mixture = router + num_experts * expert + shared
     layer = attention + 2 * norm + (mixture if moe else feed_forward_parameters(model, model.ffn_hidden_size))
     return ParameterCount(
         embedding=rows * hidden + positions + (norm if model.embedding_norm else 0),
         output=0 if model.tied_embeddings else rows * hidden,
         attention=model.num_layers * attention,
         dense_ffn=num_dense * feed_forward_parameters(model, model.ffn_hidden_size) + num_mixtures * shared,
-        router=num_mixtures * hidden * num_experts,
+        router=num_mixtures * router,
         experts=num_mixtures * num_experts * expert,
         norms=(2 * model.num_layers + 1) * norm,
         active_experts=num_mixtures * num_active * expert,
@@ -126,7 +127,7 @@ def attention_parameters(model: ModelSpec) -> int:
 
 def feed_forward_parameters(model: ModelSpec, inner: int) -> int:
     """Parameters of one feed-forward of inner width `inner`, norm excluded."""
-    ways_in = 2 if model.activation == "swiglu" else 1
+    ways_in = 2 if model.gated else 1
     biases = ways_in * inner + model.hidden_size if model.linear_bias else 0
     return (ways_in + 1) * model.hidden_size * inner + biases
 

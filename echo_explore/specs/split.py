@@ -73,7 +73,7 @@ def _by_compute(model: ModelSpec, chunks: int) -> tuple[int, ...]:
     A layer costs 4 a d h + 3 f h, the output layer V h, the rest nothing (nanotron 0.4, 2024, models/base.py and
     models/llama.py, get_block_compute_costs).
     """
-    hidden, matrices = model.hidden_size, 3 if model.activation == "swiglu" else 2
+    hidden, matrices = model.hidden_size, 3 if model.gated else 2
     layer = 4 * model.num_attention_heads * model.head_dim * hidden + matrices * model.ffn_hidden_size * hidden
     total = model.num_layers * layer + model.vocab_size * hidden
     split, chunk = [0] * chunks, 0

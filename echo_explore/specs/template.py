@@ -72,7 +72,7 @@ _MODEL = """\
 # A decoder-only transformer. A Hugging Face config.json works as well: give its path as the model.
 schema = 1
 name = "my-model"
-architecture = "llama"           # gpt, llama, mixtral, qwen3, qwen3-moe, deepseek-v3
+architecture = "llama"           # gpt, llama, mixtral, qwen3, qwen3-moe, deepseek-v3, gpt-oss
 num_layers = 32
 hidden_size = 4096
 ffn_hidden_size = 14336
@@ -82,10 +82,12 @@ num_key_value_heads = 8          # leave out when every head has its own
 vocab_size = 128256              # as published; Megatron pads it to a multiple of 128 * tp
 max_sequence_length = 8192
 normalization = "rmsnorm"        # layernorm, rmsnorm
-activation = "swiglu"            # gelu, swiglu, relu, squared-relu
+activation = "swiglu"            # gelu, swiglu, quick-geglu, relu, squared-relu
 position_embedding = "rope"      # learned, rope, alibi, none
 tied_embeddings = false          # input and output embedding are one matrix
-linear_bias = false              # all linear layers have biases
+# activation_func_clamp_value = 7.0  # of quick-geglu: both halves are clamped
+# glu_linear_offset = 1.0        # of quick-geglu: is added to the half that is not the gate
+linear_bias = false              # all linear layers have biases, experts and routers too
 qkv_bias = false                 # only query, key and value have
 qk_norm = false                  # norms on queries and keys
 

@@ -166,7 +166,7 @@ class GroupedGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:  # noqa: D102
         ctx.save_for_backward(tokens, weight)
-        ctx.parameter = weight._base
+        ctx.parameter = weight if weight._base is None else weight._base
         return torch.ops.echo.grouped_gemm(tokens, weight)  # type: ignore[no-any-return]
 
     @staticmethod

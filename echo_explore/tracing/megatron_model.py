@@ -19,8 +19,10 @@ from echo_explore.tracing.core_attention import FlashCoreAttention, unfused_alib
 from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.gathered_inputs import keep_gathered_inputs
+from echo_explore.tracing.grouped_experts import experts_spec
 from echo_explore.tracing.latent_attention import DuplicatedLinear, unfused_core_attention
 from echo_explore.tracing.lora import adapt
+from echo_explore.tracing.megatron_activation import activation_settings, has_own_experts
 from echo_explore.tracing.quantise import FORMATS
 from echo_explore.tracing.request import TraceRequest, unsupported
 
@@ -133,15 +135,6 @@ def _axes(parallel_state: Any) -> dict[str, Axis]:
     }
 
 
-def _activation(model: ModelSpec) -> Any:
-    from megatron.core.activations import squared_relu
-
-    functional = torch.nn.functional
-    return {
-        "gelu": functional.gelu, "swiglu": functional.silu, "relu": functional.relu, "squared-relu": squared_relu,
-    }[model.activation]  # fmt: skip
-
-
 _BALANCING = {"batch": "aux_loss", "sequence": "seq_aux_loss", "none": "none"}
 
 
@@ -171,7 +164,7 @@ def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
         "moe_router_enable_expert_bias": moe.selection_bias,
         "moe_router_pre_softmax": moe.score_function == "softmax" and moe.experts_per_token == 1,
         "moe_grouped_gemm": True,
-        "moe_use_legacy_grouped_gemm": True,
+        "moe_use_legacy_grouped_gemm": not has_own_experts(request.model),
         "moe_permute_fusion": True,
         "moe_router_load_balancing_type": _BALANCING[moe.balancing_loss],
         "moe_aux_loss_coeff": 1e-2,  # Megatron-LM, examples/mixtral; any value above 0 gives the same kernels
@@ -213,13 +206,6 @@ def _recompute(name: str) -> dict[str, Any]:
     return {"recompute_granularity": "selective", "recompute_modules": list(modules)} if modules else {}
 
 
-class _NoOffset:
-    """Instead of an offset of 0 of the gate's other half, which unfused Megatron adds by a kernel since 0.14 only."""
-
-    def __radd__(self, other: Any) -> Any:
-        return other
-
-
 def _unchanged(tensor: Any) -> Any:
     """Instead of initialising weights, which a trace does not need."""
     return tensor
@@ -235,7 +221,6 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
 
     model, fused = request.model, request.fusion == "fused"
     dtype = DTYPES[request.precision]
-    gelu_or_swiglu = model.activation == "swiglu" or (model.activation == "gelu" and model.linear_bias)
     rate = DROPOUT if request.dropout else 0.0
     settings: dict[str, Any] = {
         "num_layers": len(kinds),
@@ -245,8 +230,6 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "num_query_groups": model.num_key_value_heads,
         "kv_channels": model.head_dim,
         "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
-        "gated_linear_unit": model.activation == "swiglu",
-        "activation_func": _activation(model),
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias,
         "qk_layernorm": model.qk_norm,
@@ -267,10 +250,9 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "autocast_dtype": dtype,
         "gradient_accumulation_fusion": request.gradient_accumulation_fusion,
         "masked_softmax_fusion": fused,
-        "bias_activation_fusion": fused and gelu_or_swiglu,
-        "bias_dropout_fusion": fused,
+        # Megatron's experts with biases refuse it (0.16.1, TEGroupedMLP.__init__).
+        "bias_dropout_fusion": fused and not (model.moe is not None and model.linear_bias),
         "apply_rope_fusion": request.fusion != "eager" and model.position_embedding == "rope",
-        "glu_linear_offset": 0.0 if fused else _NoOffset(),
         # Megatron's fused cross entropy casts its gradient to bf16, so only bf16 jobs can use it.
         "cross_entropy_loss_fusion": fused and dtype is torch.bfloat16,
         "persist_layer_norm": False,
@@ -282,7 +264,9 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "batch_p2p_sync": False,
         "deallocate_pipeline_outputs": True,
     }
-    settings |= _experts(request, kinds) | _latent(model) | _mask(model, kinds)
+    settings |= (
+        activation_settings(model, fused=fused) | _experts(request, kinds) | _latent(model) | _mask(model, kinds)
+    )
     settings |= _recompute(request.recompute) | _layout(schedule.layers_of_chunks, degrees)
     try:
         return (MLATransformerConfig if model.mla else TransformerConfig)(**settings)
@@ -334,6 +318,8 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
             parts.core_attention = unfused_core_attention()
         elif request.model.position_embedding == "alibi":
             parts.core_attention = unfused_alibi_attention()
+        if kind == "moe" and has_own_experts(request.model):
+            spec.submodules.mlp.submodules.experts = experts_spec()
         if eager_norm:
             spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = EagerRmsNorm
         return spec

@@ -92,7 +92,18 @@ def unsupported(request: TraceRequest) -> str | None:
             model.moe is not None and request.precision == "fp32",
             "precision: fp32 is not traced for experts; grouped products take 16 bits and narrower",
         ),
-        (model.moe is not None and model.linear_bias, "model.linear_bias: experts have no biases; use false"),
+        (
+            model.moe is not None and model.linear_bias and model.moe.shared_ffn_hidden_size > 0,
+            "model.linear_bias: Megatron's shared experts take no biases; use false",
+        ),
+        (
+            model.moe is not None and model.linear_bias and request.expert_tensor_parallel > 1,
+            "layout.etp: Megatron's experts with biases are not split; use etp=1",
+        ),
+        (
+            model.activation == "quick-geglu" and request.framework != "megatron",
+            f"model.activation: quick-geglu is not traced for {request.framework}; use --framework megatron",
+        ),
         (
             model.mla is not None and model.position_embedding != "rope",
             f"model.position_embedding = {model.position_embedding}: multi-latent attention has rotary parts; use rope",

@@ -45,7 +45,7 @@ def _product_shape(a: Tensor, b: Tensor, layout: str) -> tuple[int, int]:
 
 
 def general_gemm(a: Tensor, b: Tensor, out_dtype: torch.dtype, *, layout: str, **_: Any) -> list[Tensor]:
-    """As Transformer Engine's, without bias: one product."""
+    """As Transformer Engine's: one product, which adds the bias if there is one."""
     return [torch.ops.echo.general_gemm(a, b, layout, out_dtype)]
 
 

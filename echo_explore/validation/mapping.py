@@ -1,6 +1,7 @@
 """From a measured run to the candidate that stands for it, or the reason why none does.
 
-Rules look at framework, date, flags and dimensions only; a row's name or family decides nothing.
+Rules look at framework, date, flags and dimensions only; a row's id or family decides nothing, and the name of its
+model only beside equal dimensions (`model_files`).
 """
 
 import re
@@ -15,6 +16,7 @@ from echo_explore.specs.recompute import MODULES, modules_of, recomputes_layers
 from echo_explore.tracing.request import request_of
 from echo_explore.tracing.request import unsupported as tracer_refuses
 from echo_explore.validation.clusters import cluster_of
+from echo_explore.validation.model_files import assumed, completed
 from echo_explore.validation.rows import MeasuredRow
 from echo_explore.validation.stacks import stack_of
 
@@ -99,11 +101,24 @@ def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
 
 
 def model_of(row: MeasuredRow) -> ModelSpec:
-    """The model of the run: Llama-shaped when its activation is gated, GPT-shaped otherwise.
+    """The model of the run; what its columns do not say follows the file of the same model, see `model_files`.
 
     Raises:
         SpecError: its dimensions do not fit together.
     """
+    return completed(_described(row))
+
+
+def assumed_of(row: MeasuredRow) -> str:
+    """What was taken from the file of the model, as text; empty where nothing was, or no model fits the row."""
+    try:
+        return assumed(_described(row))
+    except EchoError:
+        return ""
+
+
+def _described(row: MeasuredRow) -> ModelSpec:
+    """The model in the row's columns: Llama-shaped when its activation is gated, GPT-shaped otherwise."""
     extra = row.extra.lower()
     gated = row.activation == "swiglu"
     alibi, rope = "alibi" in extra, gated or "position-embedding-type=rope" in extra

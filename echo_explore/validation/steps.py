@@ -24,12 +24,12 @@ from echo_explore.core import EchoError, SpecError, write_atomic
 from echo_explore.core.hashing import file_hash
 from echo_explore.core.versions import MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.specs import Candidate
-from echo_explore.validation.mapping import Capability, Declined, map_row, unsupported
+from echo_explore.validation.mapping import Capability, Declined, assumed_of, map_row, unsupported
 from echo_explore.validation.rows import MeasuredRow, read_rows
 from echo_explore.validation.score import Outcome, Scores, score
 
 _LOG = logging.getLogger(__name__)
-COLUMNS = ("id", "step_time_s", "step_time_low_s", "step_time_high_s", "peak_memory_bytes", "fits", "reason")
+COLUMNS = ("id", "step_time_s", "step_time_low_s", "step_time_high_s", "peak_memory_bytes", "fits", "reason", "assumed")
 """Leading columns of the table of predictions; the keys of the breakdown follow."""
 REPORT_EVERY_S = 5.0
 """Seconds between lines of progress."""
@@ -165,7 +165,7 @@ def _predict_all(
             if mapped.hash not in same:
                 same[mapped.hash] = _predict_one(row, mapped, predict)
             result = same[mapped.hash]
-        results[row.id] = {"id": row.id, **result}
+        results[row.id] = {"id": row.id, **result, "assumed": assumed_of(row)}
         _append(file, results[row.id])
         ticker.tell(number, sum("step_time_s" not in r for r in results.values()))
     return results

@@ -274,8 +274,8 @@ def test_layer_split_of_another_length() -> None:
         (
             "activation",
             'activation = "swigloo"',
-            "llama3-8b.toml: activation = 'swigloo': must be 'gelu', 'swiglu', 'relu' or 'squared-relu'; "
-            "fix: use one of them",
+            "llama3-8b.toml: activation = 'swigloo': must be 'gelu', 'swiglu', 'quick-geglu', 'relu' or "
+            "'squared-relu'; fix: use one of them",
         ),
         (
             "tied_embeddings",

@@ -150,6 +150,28 @@ BLOOM: dict[str, Any] = {  # bigscience/bloom config.json (2022)
     "vocab_size": 250880,
     "seq_length": 2048,
 }
+GPT_OSS: dict[str, Any] = {  # openai/gpt-oss-120b config.json (Aug 2025)
+    "_name_or_path": "openai/gpt-oss-120b",
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 36,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "output_router_logits": False,
+    "tie_word_embeddings": False,
+}
 PUBLISHED = [
     # config, parameters of the safetensors index on the Hugging Face hub
     (LLAMA, 8_030_261_248),
@@ -160,6 +182,7 @@ PUBLISHED = [
     (DEEPSEEK_V2_LITE, 15_706_484_224),
     (GPT2, 1_557_611_200),
     (BLOOM, 176_247_271_424),
+    (GPT_OSS, 116_829_156_672),
 ]
 
 
@@ -172,7 +195,13 @@ def test_parameters_equal_the_published_count(config: dict[str, Any], published:
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(LLAMA, "llama3-8b"), (MIXTRAL, "mixtral-8x7b"), (QWEN3_MOE, "qwen3-30b-a3b"), (DEEPSEEK_V3, "deepseek-v3")],
+    [
+        (LLAMA, "llama3-8b"),
+        (MIXTRAL, "mixtral-8x7b"),
+        (QWEN3_MOE, "qwen3-30b-a3b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (GPT_OSS, "gpt-oss-120b"),
+    ],
 )
 def test_config_means_the_same_as_the_shipped_model(config: dict[str, Any], name: str) -> None:
     assert model_from_dict(config, name="x").model_copy(update={"name": name}) == load_model(name)
@@ -190,6 +219,12 @@ def test_file_and_name(tmp_path: Path) -> None:
 def test_window_of_mistral_and_none_of_qwen() -> None:
     assert model_from_dict(MISTRAL, name="x").attention_window == 4096
     assert model_from_dict(QWEN2, name="x").attention_window == 0
+
+
+def test_the_auxiliary_loss_of_gpt_oss_needs_its_logits() -> None:
+    model = model_from_dict(GPT_OSS | {"output_router_logits": True}, name="x")
+    assert model.moe is not None
+    assert model.moe.balancing_loss == "batch"
 
 
 def test_neox_without_parallel_residual() -> None:
@@ -224,6 +259,11 @@ UNABLE = "; fix: a ModelSpec cannot represent it; choose another model"
             {k: v for k, v in LLAMA.items() if k != "hidden_size"},
             "config.json: hidden_size = '(missing)': must be given; fix: add hidden_size",
         ),
+        (GPT_OSS | {"swiglu_alpha": 1.0}, "config.json: swiglu_alpha = 1.0: is not quick-GELU's 1.702"),
+        (GPT_OSS | {"layer_types": ["full_attention"] * 36}, "config.json: layer_types = '(given)': gives windows to"),
+        (GPT_OSS | {"layer_types": 3}, "config.json: layer_types = '(given)': gives windows to"),
+        (GPT_OSS | {"swiglu_limit": True}, "config.json: activation_func_clamp_value = True: must be a"),
+        (GPT_OSS | {"attention_bias": False}, "config.json: attention_bias = 'false': puts biases on router and"),
         (LLAMA | {"hidden_size": 4096.5}, "config.json: hidden_size = 4096.5: must be a whole number; fix: "),
         (LLAMA | {"num_hidden_layers": 0}, "config.json: num_layers = 0: must be 1 or more; fix: "),
         (LLAMA | {"num_attention_heads": 7}, "config.json: hidden_size = 4096: is not divisible by num_attention"),
@@ -251,7 +291,9 @@ VALUES = st.one_of(
 )
 
 
-@given(family=st.sampled_from([LLAMA, MIXTRAL, QWEN2, QWEN3_MOE, DEEPSEEK_V3, GPT2, NEOX, BLOOM]), data=st.data())
+@given(
+    family=st.sampled_from([LLAMA, MIXTRAL, QWEN2, QWEN3_MOE, DEEPSEEK_V3, GPT2, NEOX, BLOOM, GPT_OSS]), data=st.data()
+)
 def test_a_changed_config_is_read_or_refused_but_never_crashes(family: dict[str, Any], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(family)))
     with contextlib.suppress(SpecError):

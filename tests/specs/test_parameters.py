@@ -18,6 +18,8 @@ EXACT = {
     "mixtral-8x7b": 46_702_792_704,  # mistralai/Mixtral-8x7B-v0.1 (2023)
     "qwen3-30b-a3b": 30_532_122_624,  # Qwen/Qwen3-30B-A3B (2025)
     "qwen3-235b-a22b": 235_093_634_560,  # Qwen/Qwen3-235B-A22B (2025)
+    "gpt-oss-120b": 116_829_156_672,  # ggml-org/gpt-oss-120b-GGUF (2025): general.parameter_count; 116.83 B in its card
+    "gpt-oss-20b": 20_914_757_184,  # ggml-org/gpt-oss-20b-GGUF (2025): general.parameter_count; 20.91 B in its card
 }
 ROUNDED = {
     "gpt3-175b": (174.6e9, 1e-3),  # arXiv 2005.14165 (2020), table D.1: 174,600 million
@@ -33,6 +35,9 @@ ACTIVE = {
     "deepseek-v3": (37e9, 2e-2),  # arXiv 2412.19437 (2024), abstract
     "qwen3-30b-a3b": (3.3e9, 2e-2),  # Qwen/Qwen3-30B-A3B model card (2025)
     "qwen3-235b-a22b": (22e9, 1e-2),  # Qwen/Qwen3-235B-A22B model card (2025)
+    # arXiv 2508.10925 (2025), table 1: 5.13 B and 3.61 B without the input embedding of 201,088 x 2,880
+    "gpt-oss-120b": (5.13e9 + 201088 * 2880, 1e-3),
+    "gpt-oss-20b": (3.61e9 + 201088 * 2880, 1e-3),
 }
 
 

@@ -34,7 +34,15 @@ MODELS = (
         "llama3-70b",
         "llama3-405b",
     ),
-    *("mixtral-8x7b", "mixtral-8x22b", "deepseek-v3", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+    *(
+        "mixtral-8x7b",
+        "mixtral-8x22b",
+        "deepseek-v3",
+        "qwen3-30b-a3b",
+        "qwen3-235b-a22b",
+        "gpt-oss-120b",
+        "gpt-oss-20b",
+    ),
 )
 STACKS = (
     *(

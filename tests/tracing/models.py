@@ -41,6 +41,18 @@ MOE = LLAMA.model_copy(
     }
 )
 
+OSS = LLAMA.model_copy(
+    update={
+        "name": "small-oss",
+        "linear_bias": True,
+        "activation": "quick-geglu",
+        "activation_func_clamp_value": 7.0,
+        "glu_linear_offset": 1.0,
+        "moe": MoeSpec(num_experts=8, experts_per_token=2, ffn_hidden_size=512, balancing_loss="none"),
+    }
+)
+"""GPT-OSS in small: biases everywhere, a clamped gate."""
+
 
 def request(model: ModelSpec = GPT, **changes: Any) -> TraceRequest:
     """A request in bf16 with flash attention, without dropout and recomputation, changed."""

@@ -46,7 +46,7 @@ def test_table_and_scores(tmp_path: Path, name: str) -> None:
     scores = validate_steps(measured, tmp_path / name, constant, progress=told.append)
     rows = read(tmp_path / name)
     assert list(rows[0]) == [
-        *("id", "step_time_s", "step_time_low_s", "step_time_high_s", "peak_memory_bytes", "fits", "reason"),
+        *("id", "step_time_s", "step_time_low_s", "step_time_high_s", "peak_memory_bytes", "fits", "reason", "assumed"),
         *("bubble_s", "compute_s"),
     ]
     assert [r["step_time_s"] for r in rows] == ["1.5", "", "1.5"]
