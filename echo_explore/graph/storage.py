@@ -92,7 +92,7 @@ def load_trace(path: Path) -> Trace:
             entry["name"]: Piece(
                 forward=graphs[2 * i],
                 backward=graphs[2 * i + 1],
-                parameters=tuple(Parameter(**p) for p in entry["parameters"]),
+                parameters=tuple(_parameter(p) for p in entry["parameters"]),
                 saved_bytes=entry["saved_bytes"],
                 forward_peak_bytes=entry["forward_peak_bytes"],
                 backward_peak_bytes=entry["backward_peak_bytes"],
@@ -110,6 +110,10 @@ def load_trace(path: Path) -> Trace:
         )
     except (KeyError, IndexError, TypeError) as error:
         raise _damaged(path, repr(error)) from error
+
+
+def _parameter(entry: dict[str, Any]) -> Parameter:
+    return Parameter(**entry | {"shape": tuple(entry.get("shape", ()))})
 
 
 def _write(path: Path, header: dict[str, Any], graphs: Sequence[ExecutionGraph]) -> None:

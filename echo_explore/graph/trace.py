@@ -5,10 +5,12 @@ A piece is a run of ops that repeats: the forward or backward of the embedding, 
 pipeline transfers and the optimizer are not pieces: they follow from the parameters, the layout and the schedule.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from echo_explore.core import TraceError
 from echo_explore.graph.execution_graph import ExecutionGraph
 
 PieceName = str
@@ -26,6 +28,10 @@ class Parameter:
         sequence_parallel: replicated, and its gradient is summed over the tensor-parallel group.
         expert: belongs to experts, so replicated over the expert-data group only.
         trainable: has a gradient and optimizer states.
+        shape: on this rank; where experts share one tensor, of the matrix of one of them.
+        num_matrices: experts that share the tensor.
+        partition_dim: dimension that is split over the tensor-parallel group; -1: none.
+        embedding: word embedding or output layer, as Megatron marks them.
     """
 
     name: str
@@ -34,6 +40,24 @@ class Parameter:
     sequence_parallel: bool = False
     expert: bool = False
     trainable: bool = True
+    shape: tuple[int, ...] = ()
+    num_matrices: int = 1
+    partition_dim: int = -1
+    embedding: bool = False
+
+
+def weight_matrices(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """Trained parameters that Muon updates: all of two dimensions but word embedding and output layer.
+
+    megatron-core 0.16.1, optimizer/muon.py (2026-12-01); a router and a table of learned positions are among them.
+
+    Raises:
+        TraceError: a parameter whose shape the trace does not say.
+    """
+    for p in parameters:
+        if math.prod(p.shape) * p.num_matrices != p.num_elements:
+            raise TraceError(f"parameter {p.name}: shape {p.shape} is not known; fix: trace again with this version")
+    return tuple(p for p in parameters if p.trainable and len(p.shape) == 2 and not p.embedding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

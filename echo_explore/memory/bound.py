@@ -16,6 +16,7 @@ def memory_lower_bound(candidate: Candidate) -> float:
     model, layout, each = candidate.model, candidate.layout, state_bytes(candidate)
     if candidate.recipe.lora_rank:  # weights are frozen
         each = replace(each, gradient_bytes=0.0, optimizer_bytes=0.0)
+    matrices = replace(each, optimizer_bytes=each.optimizer_bytes if (m := each.matrix_optimizer_bytes) is None else m)
     kinds, first = model.layer_kinds, 0
     stages = [0.0] * layout.pipeline_parallel
     padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary
@@ -24,7 +25,7 @@ def memory_lower_bound(candidate: Candidate) -> float:
     for chunk, num_layers in enumerate(candidate.chunk_layers):
         stage = int(stage_of[chunk])
         for kind in kinds[first : first + num_layers]:
-            stages[stage] += _layer_bytes(candidate, kind, each)
+            stages[stage] += _layer_bytes(candidate, kind, matrices)
         first += num_layers
     first_stage, last_stage = int(stage_of[0]), int(stage_of[-1])
     stages[first_stage] += table

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from echo_explore.graph import Parameter
+from echo_explore.graph import Parameter, weight_matrices
 from echo_explore.specs import Candidate
 
 PARAMETER_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
@@ -18,6 +18,8 @@ GRADIENT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of a main gradient by StackProfile.gradient_dtype."""
 ADAM_BYTES: Final = 8.0
 """Both moments of Adam in fp32, a parameter [Kingma and Ba, arXiv 1412.6980, 2014]."""
+MUON_BYTES: Final = 4.0
+"""Muon's momentum in fp32, a parameter [megatron-core 0.16.1, optimizer/muon.py, 2026-12-01]."""
 MASTER_BYTES: Final = 4.0
 """fp32 copy of a 16-bit parameter [Micikevicius et al., arXiv 1710.03740, 2017]; none in fp32 training."""
 
@@ -41,6 +43,7 @@ class StateBytes:
     """Bytes a parameter element for a candidate.
 
     Attributes:
+        matrix_optimizer_bytes: the same of weight matrices where Muon updates them; None: optimizer_bytes.
         dense_shards: ranks over which optimizer states of dense parameters are spread.
         expert_shards: the same for parameters of experts.
         whole_shards: ranks over which parameters and gradients are spread too (FSDP2; else 1).
@@ -54,6 +57,7 @@ class StateBytes:
     optimizer_bytes: float
     dense_shards: int
     expert_shards: int
+    matrix_optimizer_bytes: float | None = None
     whole_shards: int = 1
     narrow_parameters: bool = False
     one_orientation: bool = False
@@ -74,19 +78,21 @@ def state_bytes(candidate: Candidate) -> StateBytes:
 
     With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
     dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts; else 1. The gradient
-    takes StackProfile.main_gradient_dtype.
+    takes StackProfile.main_gradient_dtype. Matrices that Muon updates have one moment, not two: 4 bytes less.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
     if candidate.stack.framework != "megatron":
         return _native_state_bytes(candidate)
     mixed = precision != "fp32"
     replicas = layout.data_parallel * layout.context_parallel
+    master_bytes = MASTER_BYTES if mixed else 0.0
     sharded = bool(candidate.recipe.distributed_optimizer)
     return StateBytes(
         parameter_bytes=PARAMETER_BYTES[precision],
         quantised_copy_bytes=QUANTISED_COPY_BYTES.get(precision, 0.0),
         gradient_bytes=_gradient_bytes(candidate) if mixed else 4.0,
-        optimizer_bytes=ADAM_BYTES + (MASTER_BYTES if mixed else 0.0),
+        optimizer_bytes=ADAM_BYTES + master_bytes,
+        matrix_optimizer_bytes=MUON_BYTES + master_bytes if candidate.recipe.optimizer == "muon" else None,
         dense_shards=replicas if sharded else 1,
         expert_shards=layout.expert_data_parallel if sharded else 1,
         narrow_parameters=candidate.stack.narrow_parameters and precision in NARROW_PARAMETERS,
@@ -135,9 +141,13 @@ def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticSta
         weights_bytes = quantised * each.parameter_bytes / each.whole_shards
     else:
         weights_bytes = (quantised - still) * each.weight_bytes + still * each.frozen_weight_bytes
+    optimizer_bytes = (dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes
+    if each.matrix_optimizer_bytes is not None:  # whole on every rank
+        matrices = sum(p.num_elements for p in weight_matrices(parameters))
+        optimizer_bytes -= matrices * (each.optimizer_bytes - each.matrix_optimizer_bytes)
     return StaticState(
         parameters_bytes=(dense + expert + frozen - quantised) * each.parameter_bytes / each.whole_shards
         + weights_bytes,
         gradients_bytes=(dense + expert) * each.gradient_bytes / each.whole_shards,
-        optimizer_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.optimizer_bytes,
+        optimizer_bytes=optimizer_bytes,
     )

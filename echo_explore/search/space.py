@@ -211,6 +211,7 @@ def _recipe(resolved: ResolvedSpace, micro_batch_size: int, recompute: str, sche
         attention=fixed.attention,
         context_exchange=fixed.context_exchange,
         fusion=fixed.fusion,
+        optimizer=fixed.optimizer,
         recompute=recompute,
         schedule=cast(ScheduleName, schedule),
     )

@@ -1,4 +1,4 @@
-"""The end of a step as Megatron-core runs it: the last gradient sums, gradient norm, clipping, Adam, parameter copies.
+"""The end of a step as Megatron-core runs it: the last gradient sums, gradient norm, clipping, update, copies.
 
 Follows megatron-core 0.16.1 (finalize_model_grads.py, optimizer/optimizer.py, distrib_optimizer.py; 2026-11-30). The
 sizes follow from the parameters of the stage; the traced whole-rank graph is the check (tests/tracing).
@@ -7,6 +7,7 @@ sizes follow from the parameters of the stage; the traced whole-rank graph is th
 from dataclasses import dataclass, replace
 
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
+from echo_explore.simulate.muon import MuonUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class EpilogueFacts:
         data_ranks: ranks whose gradients are averaged.
         num_updated: parameter tensors of which this rank updates all or a part.
         expert_gather_elements: as gather_elements, of routed experts over the expert-data group.
+        muon: updates of matrices by Muon, ahead of Adam's of everything else.
     """
 
     num_elements: int
@@ -43,6 +45,7 @@ class EpilogueFacts:
     data_ranks: int
     num_updated: int = 0
     expert_gather_elements: tuple[int, ...] = ()
+    muon: tuple[MuonUpdate, ...] = ()
 
 
 def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
@@ -72,11 +75,7 @@ def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
     rows.append(_pass(OpClass.REDUCTION, "multi_tensor_l2norm", shard, gradient, 4.0))
     rows += _agree(facts, "gradient norm")
     rows.append(_pass(OpClass.ELEMENTWISE, "multi_tensor_scale", shard, gradient, gradient))
-    states = 12.0 * shard  # FP32 parameter and both moments of Adam
-    update = _pass(OpClass.OPTIMIZER, "adam", shard, gradient + states, states)
-    rows.append(replace(update, host_calls=facts.num_updated))
-    if facts.master_copy:
-        rows.append(_pass(OpClass.COPY, "master_to_model", shard, 4.0 * shard, facts.parameter_bytes * shard))
+    rows += _updates(facts)
     for elements in facts.gather_elements:
         rows.append(_gather(elements * facts.parameter_bytes, Axis.DATA))
     for elements in facts.expert_gather_elements:
@@ -85,6 +84,37 @@ def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
         _pass(OpClass.COPY, "zero_gradients", facts.num_elements, 0.0, facts.num_elements * facts.gradient_bytes)
     )
     return build_graph(rows)
+
+
+def _updates(facts: EpilogueFacts) -> list[OpRow]:
+    """Muon's matrices and their copies, then Adam's shard and its copy."""
+    rows: list[OpRow] = []
+    for update in facts.muon:
+        for block in update.blocks:
+            for kind, size, dtype in block.messages:
+                rows += update.count * [_exchange(kind, size, dtype, update.axis)]
+        rows.append(update.row())
+    orthogonal = sum(update.num_elements for update in facts.muon)
+    if orthogonal and facts.master_copy:
+        rows.append(_to_model(facts, orthogonal))
+    rest = facts.num_shard_elements - orthogonal
+    states = 12.0 * rest  # FP32 parameter and both moments of Adam
+    update_rest = _pass(OpClass.OPTIMIZER, "adam", rest, facts.gradient_bytes * rest + states, states)
+    rows.append(replace(update_rest, host_calls=facts.num_updated))
+    if facts.master_copy:
+        rows.append(_to_model(facts, rest))
+    return rows
+
+
+def _to_model(facts: EpilogueFacts, elements: int) -> OpRow:
+    return _pass(OpClass.COPY, "master_to_model", elements, 4.0 * elements, facts.parameter_bytes * elements)
+
+
+def _exchange(kind: str, message_bytes: float, dtype: DType, axis: Axis) -> OpRow:
+    total = replace(_sum(axis, message_bytes, "muon"), dtype=dtype)
+    if kind == "sum":
+        return total
+    return replace(total, name="c10d.allgather_", collective=Collective.ALL_GATHER)
 
 
 def _pass(op_class: OpClass, name: str, elements: int, read: float, written: float) -> OpRow:

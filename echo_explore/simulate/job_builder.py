@@ -21,6 +21,8 @@ from echo_explore.graph import (
 from echo_explore.memory import SHARED_WEIGHT, prediction_embedding, stage_chunks
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
 from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
+from echo_explore.simulate.muon import muon_updates
+from echo_explore.simulate.muon_price import muon_seconds
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
@@ -114,8 +116,13 @@ class JobBuilder:
             send_backward_s=self._send(stage, forward=False),
             send_sigma_log=self._send_price(stage)[1],
             send_bytes=self._trace.boundary_bytes,
-            epilogue=self._pricer.price(epilogue_graph(self._epilogue_facts(stage, plans, buckets))),
+            epilogue=self._epilogue(self._epilogue_facts(stage, plans, buckets)),
         )
+
+    def _epilogue(self, facts: EpilogueFacts) -> TimedGraph:
+        call_s = self._candidate.stack.host_call_s * self._what_if.host_factor
+        graph = epilogue_graph(facts)
+        return self._pricer.price(graph, known_s=muon_seconds(graph, facts.muon, self._pricer, call_s=call_s))
 
     def _plan(self, shape: ChunkShape) -> _ChunkPlan:
         names = shape.piece_names(self._trace.layer_kinds)
@@ -329,6 +336,7 @@ class JobBuilder:
             model_ranks=layout.model_gpus,
             data_ranks=group,
             num_updated=self._updated(parameters, flat) if sharded else len(parameters),
+            muon=muon_updates(candidate, parameters),
         )
 
 

@@ -10,6 +10,7 @@ from echo_explore.specs.layout import ParallelConfig, fill_data_parallel
 from echo_explore.specs.legality import check_legal
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.native_legality import check_native
+from echo_explore.specs.optimizer import check_optimizer
 from echo_explore.specs.placement import DEFAULT_PLACEMENT, Placement
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
 from echo_explore.specs.recompute import check_recomputed_groups
@@ -153,6 +154,7 @@ def make_candidate(
     recipe = stack.resolve(recipe)
     placement.check_fits(layout, max_gpus=cluster.max_gpus)
     check_legal(model, layout, recipe)
+    check_optimizer(model, layout, recipe, stack)
     check_native(model, layout, recipe, stack, gpus_per_host=cluster.node.num_gpus)
     chunk_layers = layers_of_chunks(model, layout, stack.layer_split_rule)
     check_recomputed_groups(recipe.recompute, chunk_layers)

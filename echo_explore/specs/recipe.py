@@ -12,6 +12,14 @@ from echo_explore.specs.sharding import BucketSpec, ShardingSpec
 
 Attention = Literal["flash", "unfused"]
 Fusion = Literal["eager", "norm", "fused"]
+Optimizer = Literal["adam", "muon"]
+"""Megatron's --optimizer; its layer-wise dist_muon is not modelled."""
+MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
+"""How Muon orthogonalises a matrix that is split over tensor-parallel ranks; names of Megatron's muon_tp_mode."""
+MUON_DEFAULTS: Final = {"muon_tp_mode": "blockwise", "muon_split_qkv": True}
+"""megatron-core 0.16.1, optimizer/optimizer_config.py (2026-12-01)."""
+NOT_WITH_MUON: Final = ("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
+"""Megatron refuses them beside Muon, so a silent recipe has them not: specs.optimizer has the sources."""
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 
 
@@ -70,6 +78,11 @@ class TrainingRecipe(StrictModel):
         micro_batch_size: sequences a micro-batch on one replica.
         schedule: order of passes on every pipeline stage.
         schedule_lines: of a custom schedule, a line a stage in torch's notation (`0F0,0B0`).
+        optimizer: what updates the weights; under `muon` the matrices of linear layers and experts are orthogonalised,
+            and embeddings, head, biases and norms stay with Adam (megatron only).
+        muon_tp_mode: every rank orthogonalises its part of a matrix (`blockwise`), all the whole of it
+            (`duplicated`), or all of them together (`distributed`).
+        muon_split_qkv: queries, keys and values of a fused projection are orthogonalised apart.
         distributed_optimizer: optimizer states sharded over data-parallel ranks (ZeRO-1).
         overlap_grad_reduce: gradients are reduced bucket by bucket during the last backward.
         overlap_param_gather: updated parameters are gathered during the next forward.
@@ -102,6 +115,9 @@ class TrainingRecipe(StrictModel):
     attention: Attention | None = None
     context_exchange: ContextExchange = "p2p"
     fusion: Fusion | None = None
+    optimizer: Optimizer = "adam"
+    muon_tp_mode: MuonTpMode | None = None
+    muon_split_qkv: bool | None = None
     distributed_optimizer: bool | None = None
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
@@ -270,6 +286,9 @@ class StackProfile(StrictModel):
             "overlap_expert_exchange",
         )
         update = {n: getattr(self, n) for n in names if getattr(recipe, n) is None}
+        if recipe.optimizer == "muon":
+            silent = dict.fromkeys(NOT_WITH_MUON, False) | MUON_DEFAULTS
+            update |= {n: value for n, value in silent.items() if getattr(recipe, n) is None}
         if recipe.overlap_tensor is None:
             update["overlap_tensor"] = recipe.precision in self.overlap_tensor
         return recipe.model_copy(update=update)

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from echo_explore.core import SpecError
 from echo_explore.specs.base import BoolTuple, IntTuple, StrictModel, StringTuple
 from echo_explore.specs.placement import DEFAULT_ORDER, parse_placement
-from echo_explore.specs.recipe import SEARCHED_SCHEDULES, Attention, ContextExchange, Fusion, TrainPrecision
+from echo_explore.specs.recipe import SEARCHED_SCHEDULES, Attention, ContextExchange, Fusion, Optimizer, TrainPrecision
 from echo_explore.specs.recompute import normal_recompute
 
 
@@ -48,6 +48,7 @@ class SpaceRecipe(StrictModel):
     attention: Attention | None = None
     context_exchange: ContextExchange = "p2p"
     fusion: Fusion | None = None
+    optimizer: Optimizer = "adam"
     stack: str = "megatron-core"
 
 

@@ -1,5 +1,6 @@
 """A made-up tracer for tests of everything behind the trace: a dense GPT layer written by hand, no torch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,8 +41,8 @@ class HandmadeTracer:
             forward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden), *_sum(request, rows)], Phase.FORWARD),
             backward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden)], Phase.BACKWARD),
             parameters=(
-                _parameter("word_embeddings.weight", vocab * hidden, sharded=True),
-                _parameter("position_embeddings.weight", model.max_sequence_length * hidden),
+                _parameter("word_embeddings.weight", vocab, hidden, split=0, embedding=True),
+                _parameter("position_embeddings.weight", model.max_sequence_length, hidden),
             ),
             saved_bytes=8.0 * rows,
             forward_peak_bytes=4.0 * rows * hidden,
@@ -102,11 +103,11 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
         backward=_graph(request, backward, Phase.BACKWARD, layer=0),
         parameters=(
             _parameter("input_layernorm.weight", hidden, sequence=sequence),
-            _parameter("linear_qkv.weight", 3 * width * hidden, sharded=True),
-            _parameter("linear_proj.weight", width * hidden, sharded=True),
+            _parameter("linear_qkv.weight", 3 * width, hidden, split=0),
+            _parameter("linear_proj.weight", hidden, width, split=1),
             _parameter("pre_mlp_layernorm.weight", hidden, sequence=sequence),
-            _parameter("linear_fc1.weight", inner * hidden, sharded=True),
-            _parameter("linear_fc2.weight", inner * hidden, sharded=True),
+            _parameter("linear_fc1.weight", inner, hidden, split=0),
+            _parameter("linear_fc2.weight", hidden, inner, split=1),
         ),
         saved_bytes=saved,
         forward_peak_bytes=saved + 4.0 * rows * inner,
@@ -121,8 +122,16 @@ def _graph(
     return build_graph([OpRow(**{"phase": phase, "layer": layer, "dtype": dtype, **row}) for row in rows])
 
 
-def _parameter(name: str, elements: int, *, sharded: bool = False, sequence: bool = False) -> Parameter:
-    return Parameter(name=name, num_elements=elements, tensor_sharded=sharded, sequence_parallel=sequence)
+def _parameter(name: str, *shape: int, split: int = -1, sequence: bool = False, embedding: bool = False) -> Parameter:
+    return Parameter(
+        name=name,
+        num_elements=math.prod(shape),
+        shape=shape,
+        partition_dim=split,
+        tensor_sharded=split >= 0,
+        sequence_parallel=sequence,
+        embedding=embedding,
+    )
 
 
 def _gemm(m: int, n: int, k: int) -> dict[str, Any]:

@@ -259,16 +259,33 @@ class _Cutter:
     def _parameters(self, prefixes: Sequence[str]) -> tuple[Parameter, ...]:
         return tuple(
             Parameter(
+                **self._extents(path, parameter),
                 name=re.sub(r"^decoder\.(layers\.\d+\.)?|^embedding\.", "", path),
                 num_elements=parameter.numel(),
                 tensor_sharded=bool(getattr(parameter, "tensor_model_parallel", False)),
                 sequence_parallel=bool(getattr(parameter, "sequence_parallel", False)),
                 expert=not getattr(parameter, "allreduce", True),
                 trainable=parameter.requires_grad,
+                embedding=bool(getattr(parameter, "is_embedding_or_output_parameter", False)),
             )
             for path, parameter in self._model.named_parameters()
             if path.startswith(tuple(prefixes))
         )
+
+    def _extents(self, path: str, parameter: Any) -> dict[str, Any]:
+        """Shape, what of it is split, and how many matrices lie in it.
+
+        Experts share one tensor here, [h, e f] and [e f, h]; in Transformer Engine's place of it each has its own.
+        """
+        from megatron.core.transformer.moe.experts import GroupedMLP
+
+        owner, _, name = path.rpartition(".")
+        module, shape = self._model.get_submodule(owner), tuple(parameter.shape)
+        if not isinstance(module, GroupedMLP):
+            return {"shape": shape, "partition_dim": int(getattr(parameter, "partition_dim", -1))}
+        dim, count = (1 if name == "weight1" else 0), module.num_local_experts
+        each = tuple(size // count if i == dim else size for i, size in enumerate(shape))
+        return {"shape": each, "partition_dim": dim, "num_matrices": count}
 
     def pieces(self) -> dict[str, Piece]:
         """All pieces by name."""

@@ -57,6 +57,10 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         raise SpecError(
             "schedule", candidate.recipe.schedule, "is not Megatron's, whose own program is traced", "leave it out"
         )
+    if recipe.optimizer == "muon":
+        raise SpecError(
+            "recipe.optimizer", "muon", "is not traced in whole ranks; predict knows it", "use adam, or predict"
+        )
     return RankRequest(
         trace=request_of(candidate),
         rank=rank,

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -5,8 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from echo_explore.graph import Parameter
 from echo_explore.memory import StageMemory, memory_lower_bound, memory_profile
 from echo_explore.memory.profile import count_communicators
+from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import ModelSpec, MoeSpec, ParallelConfig
 from tests.memory.traces import MODEL, candidate_of, layer_activation_bytes, trace_of
 
@@ -239,3 +242,25 @@ def test_frozen_weights_in_8_bits_may_be_kept_in_one_orientation() -> None:
     )
     assert both - one == weights
     assert parameters(True) == parameters(True, keeps_transposed_weights=False)
+
+
+def _shaped(name: str, *shape: int, embedding: bool = False) -> Parameter:
+    return Parameter(name=name, num_elements=math.prod(shape), shape=shape, tensor_sharded=True, embedding=embedding)
+
+
+@pytest.mark.parametrize(("precision", "master"), [("bf16", 4.0), ("fp32", 0.0)])
+def test_matrices_under_muon_have_one_momentum(precision: str, master: float) -> None:
+    parameters = (_shaped("table", 100, 8, embedding=True), _shaped("linear_fc1.weight", 32, 8), _shaped("bias", 32))
+    layout = ParallelConfig(data_parallel=4)
+    muon = candidate_of(layout, precision=precision, optimizer="muon")
+    adam = candidate_of(layout, precision=precision, distributed_optimizer=False)
+    sizes = [static_state(parameters, state_bytes(job)).optimizer_bytes for job in (muon, adam)]
+    assert sizes == [(4 + master) * 256 + (8 + master) * 832, (8 + master) * 1088]
+
+
+def test_the_bound_knows_muon() -> None:
+    """Layers hold matrices only, so the bound is their states and Adam's of the table."""
+    layout = ParallelConfig(tensor_parallel=2)
+    muon, adam = candidate_of(layout, optimizer="muon"), candidate_of(layout, distributed_optimizer=False)
+    weights = 16 * 12 * 1024**2 / 2
+    assert memory_lower_bound(adam) - memory_lower_bound(muon) == pytest.approx(4 * weights)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from echo_explore.graph import Trace
+from echo_explore.graph import Trace, weight_matrices
 from echo_explore.tracing import TraceService
-from tests.tracing.models import GPT, LLAMA, request
+from tests.tracing.models import GPT, LLAMA, MOE, request
 
 pytestmark = pytest.mark.torch
 
@@ -56,3 +56,29 @@ def test_names_and_flags(service: TraceService) -> None:
     assert parameters["self_attention.linear_proj.bias"].sequence_parallel
     assert parameters["pre_mlp_layernorm.weight"].sequence_parallel
     assert not any(p.expert for p in parameters.values())
+
+
+def test_shapes_of_matrices(service: TraceService) -> None:
+    """What Muon updates, and how it is split: the word embedding is a matrix that it leaves alone."""
+    trace = service.trace(request(LLAMA, tensor_parallel=2, sequence_parallel=True))
+    found = {p.name: (p.shape, p.partition_dim) for p in weight_matrices(trace.pieces["layer.dense"].parameters)}
+    assert found == {
+        "self_attention.linear_proj.weight": ((1024, 512), 1),
+        "self_attention.linear_qkv.weight": ((512 + 2 * 128, 1024), 0),
+        "mlp.linear_fc1.weight": ((2816, 1024), 0),
+        "mlp.linear_fc2.weight": ((1024, 1408), 1),
+    }
+    (table,) = (p for p in trace.pieces["embedding"].parameters if p.name.endswith("word_embeddings.weight"))
+    assert (table.embedding, table.shape) == (True, (16000, 1024))
+    assert weight_matrices(trace.pieces["embedding"].parameters + trace.pieces["head"].parameters) == ()
+
+
+def test_each_expert_has_a_matrix(service: TraceService) -> None:
+    trace = service.trace(request(MOE, expert_parallel=2))
+    found = {p.name: p for p in weight_matrices(trace.pieces["layer.moe"].parameters)}
+    assert MOE.moe is not None
+    h, f, held = MOE.hidden_size, MOE.moe.ffn_hidden_size, MOE.moe.num_experts // 2
+    first, second = found["mlp.experts.weight1"], found["mlp.experts.weight2"]
+    assert (first.shape, first.num_matrices, first.partition_dim) == ((h, 2 * f), held, 1)
+    assert (second.shape, second.num_matrices, second.partition_dim) == ((f, h), held, 0)
+    assert found["mlp.router.weight"].partition_dim == -1
