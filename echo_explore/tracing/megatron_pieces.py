@@ -15,6 +15,7 @@ from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
 from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing import megatron_model, megatron_shims
+from echo_explore.tracing.grouped_experts import GroupedLinear
 from echo_explore.tracing.megatron_model import Degrees, Schedule
 from echo_explore.tracing.megatron_schedule import Batches, Span, spans
 from echo_explore.tracing.provenance import Mark
@@ -275,17 +276,21 @@ class _Cutter:
     def _extents(self, path: str, parameter: Any) -> dict[str, Any]:
         """Shape, what of it is split, and how many matrices lie in it.
 
-        Experts share one tensor here, [h, e f] and [e f, h]; in Transformer Engine's place of it each has its own.
+        Experts share one tensor here, [h, e f] and [e f, h] or [e, in, out]; in Transformer Engine's place of it each
+        has its own.
         """
         from megatron.core.transformer.moe.experts import GroupedMLP
 
         owner, _, name = path.rpartition(".")
         module, shape = self._model.get_submodule(owner), tuple(parameter.shape)
-        if not isinstance(module, GroupedMLP):
-            return {"shape": shape, "partition_dim": int(getattr(parameter, "partition_dim", -1))}
-        dim, count = (1 if name == "weight1" else 0), module.num_local_experts
-        each = tuple(size // count if i == dim else size for i, size in enumerate(shape))
-        return {"shape": each, "partition_dim": dim, "num_matrices": count}
+        if isinstance(module, GroupedLinear) and name == "weight":
+            count, *each = shape
+            return {"shape": tuple(each), "partition_dim": int(owner.endswith("linear_fc1")), "num_matrices": count}
+        if isinstance(module, GroupedMLP):
+            dim, count = int(name == "weight1"), module.num_local_experts
+            one = tuple(size // count if i == dim else size for i, size in enumerate(shape))
+            return {"shape": one, "partition_dim": dim, "num_matrices": count}
+        return {"shape": shape, "partition_dim": int(getattr(parameter, "partition_dim", -1))}
 
     def pieces(self) -> dict[str, Piece]:
         """All pieces by name."""

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from echo_explore.core import TraceError
-from echo_explore.graph import DType, ExecutionGraph, OpClass, Piece
+from echo_explore.graph import DType, ExecutionGraph, OpClass, Piece, weight_matrices
 from echo_explore.specs.parameters import attention_parameters, feed_forward_parameters
 from echo_explore.tracing import TraceService
 from tests.tracing.models import MOE, OSS, request
@@ -125,3 +125,14 @@ def test_a_load_gives_experts_their_tokens(service: TraceService) -> None:
 def test_refused(service: TraceService, model: object, changes: dict[str, object], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         service.trace(request(model, **changes))  # type: ignore[arg-type]
+
+
+def test_muon_sees_a_matrix_an_expert(service: TraceService) -> None:
+    trace = service.trace(request(OSS))
+    experts = [p for p in weight_matrices(trace.pieces["layer.moe"].parameters) if "experts" in p.name]
+    assert OSS.moe is not None
+    f = OSS.moe.ffn_hidden_size
+    assert [(p.shape, p.num_matrices, p.partition_dim) for p in experts] == [
+        ((HIDDEN, 2 * f), EXPERTS, 1),
+        ((f, HIDDEN), EXPERTS, 0),
+    ]
