@@ -97,19 +97,30 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
         models = megatron_model.wrap(chunks, config, schedule)
         for chunk in chunks:
             name_modules(recorder, chunk)
-        optimizer = _optimizer(trace.precision, models, schedule)
+        optimizer = _optimizer(
+            trace.precision,
+            models,
+            schedule,
+            optimizer=request.optimizer,
+            muon_tp_mode=request.muon_tp_mode,
+            muon_split_qkv=request.muon_split_qkv,
+        )
         _connect(config, models, optimizer, schedule, recorder)
         recorder.phase = Phase.OPTIMIZER
         optimizer.step()
         yield PreparedRank(request=request, recorder=recorder, models=models, optimizer=optimizer)
 
 
-def _optimizer(precision: str, models: list[Any], schedule: Schedule) -> Any:
+def _optimizer(
+    precision: str, models: list[Any], schedule: Schedule, *, optimizer: str = "adam", **of_muon: Any
+) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
     dtype = megatron_model.DTYPES[precision]
     settings = OptimizerConfig(
-        optimizer="adam",
+        optimizer=optimizer,
+        **of_muon,
         lr=1e-4,
         bf16=dtype is torch.bfloat16,
         fp16=dtype is torch.float16,
@@ -118,7 +129,8 @@ def _optimizer(precision: str, models: list[Any], schedule: Schedule) -> Any:
         overlap_param_gather=schedule.overlap_param_gather,
         clip_grad=1.0,  # Megatron-LM's default
     )
-    return get_megatron_optimizer(settings, models, use_gloo_process_groups=False)
+    make = get_megatron_muon_optimizer if optimizer == "muon" else get_megatron_optimizer
+    return make(settings, models, use_gloo_process_groups=False)
 
 
 def _connect(config: Any, models: list[Any], optimizer: Any, schedule: Schedule, recorder: Recorder) -> None:

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from echo_explore.tracing import expert_ops, fused_dispatch, fused_ops, latent_attention, recomputation, router_ops
+from echo_explore.tracing import (
+    emerging_stand_in,
+    expert_ops,
+    fused_dispatch,
+    fused_ops,
+    latent_attention,
+    recomputation,
+    router_ops,
+)
 from echo_explore.tracing.recorder import Recorder
 
 _active: list[Recorder] = []
@@ -131,7 +139,7 @@ def before_import() -> None:
         multi_tensor_scale=lambda chunk, overflow, lists, scale: ops.multi_tensor_scale(*lists[:2], float(scale)),
     )
     _module("grouped_gemm", ops=types.SimpleNamespace(gmm=expert_ops.gmm))
-    for name, members in fused_dispatch.modules(recorders).items():
+    for name, members in (fused_dispatch.modules(recorders) | emerging_stand_in.modules()).items():
         _module(name, **members)
     _module("apex")
     _module("apex.multi_tensor_apply", multi_tensor_applier=_apply_multi_tensor)

@@ -17,6 +17,7 @@ class RankRequest:
         rank: global rank that is played.
         chunk_layers: layers of each chunk in model order.
         bucket_elements: elements after which a gradient bucket is closed.
+        optimizer, muon_tp_mode, muon_split_qkv: see TrainingRecipe.
     """
 
     trace: TraceRequest
@@ -31,6 +32,9 @@ class RankRequest:
     overlap_param_gather: bool
     overlap_p2p: bool
     bucket_elements: int
+    optimizer: str = "adam"
+    muon_tp_mode: str = "blockwise"
+    muon_split_qkv: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """A plain JSON value from which `rank_request_from_json` makes it again."""
@@ -57,10 +61,9 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         raise SpecError(
             "schedule", candidate.recipe.schedule, "is not Megatron's, whose own program is traced", "leave it out"
         )
-    if recipe.optimizer == "muon":
-        raise SpecError(
-            "recipe.optimizer", "muon", "is not traced in whole ranks; predict knows it", "use adam, or predict"
-        )
+    if recipe.optimizer == "muon" and candidate.model.moe is not None:
+        rule = "is not traced in whole ranks with experts, which share one tensor there"
+        raise SpecError("recipe.optimizer", "muon", rule, "use adam, or predict")
     return RankRequest(
         trace=request_of(candidate),
         rank=rank,
@@ -73,6 +76,9 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         overlap_grad_reduce=bool(recipe.overlap_grad_reduce),
         overlap_param_gather=bool(recipe.overlap_param_gather and recipe.distributed_optimizer),
         overlap_p2p=bool(recipe.overlap_p2p),
+        optimizer=recipe.optimizer,
+        muon_tp_mode=recipe.muon_tp_mode or "blockwise",
+        muon_split_qkv=recipe.muon_split_qkv is not False,
         # Megatron-LM 0.16, training.py: max(40000000, 1000000 * dp)
         bucket_elements=max(candidate.stack.bucket_elements, 1_000_000 * layout.data_parallel),
     )
