@@ -61,7 +61,7 @@ def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
     lines.append("  waiting for other stages (warm-up, steady, cool-down):")
     for row in explanation["bubbles"]:
         parts = " ".join(f"{format_seconds(row[key]):>10s}" for key in ("warm_up_s", "steady_s", "cool_down_s"))
-        lines.append(f"    stage {row['stage']:<22d} {parts}")
+        lines.append(f"    {row['label']:<28s} {parts}")
     return lines
 
 

@@ -16,7 +16,7 @@ from echo_explore.core import SpecError
 from echo_explore.core.hashing import content_hash, finite_or_none
 from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, RankTrace, TimedGraph, build_graph
-from echo_explore.simulate.jobs import disturbed
+from echo_explore.simulate.jobs import held_back
 from echo_explore.simulate.prediction import INTERVAL_LEVEL, UNSEEN_SIGMA_LOG, interval
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.simulator import DEFAULT_OPTIONS, Scaled, SimulationOptions, Simulator
@@ -171,9 +171,13 @@ def graph_timeline(
     )
     timed = pricer.price(graph, shapes=_shapes(trace, cluster))
     priced = time.perf_counter()
+    if options.what_if.disturbed:
+        rule = "the ranks of a traced program are one class"
+        fix = "leave numbers of replicas, broken_link and mixed_gpu out"
+        raise SpecError("what-if", f"{len(options.what_if.disturbed)} sets of replicas", rule, fix)
     job = _job(timed, stack, trace.world_size, host_factor=options.what_if.host_factor)
     step = simulate_step(
-        disturbed(job, options.what_if),
+        held_back(job, options.what_if),
         interference=Scaled(pairing, options.what_if.interference_factor),
         fidelity="kernel",
         fold=not record_spans,

@@ -42,6 +42,16 @@ def on_other_hardware(candidate: Candidate, factors: Mapping[str, float], gpu: s
     return candidate if cluster is candidate.cluster else replace(candidate, cluster=cluster)
 
 
+def beside_other_gpu(candidate: Candidate, factors: Mapping[str, float], gpu: str) -> Candidate:
+    """The candidate of `on_other_hardware` on the GPU of one more cluster, with the factors on figures of GPUs.
+
+    Raises:
+        SpecError: there is no such cluster.
+    """
+    of_gpus = {name: f for name, f in factors.items() if name in HARDWARE and _FIGURES[name][0][0] == "device"}
+    return on_other_hardware(candidate, of_gpus, gpu)
+
+
 def _scaled(cluster: ClusterSpec, fields: tuple[tuple[str, str], ...], factor: float) -> ClusterSpec:
     for part_name, field in fields:
         part = getattr(cluster, part_name)

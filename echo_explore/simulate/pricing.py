@@ -71,6 +71,12 @@ class Pricer:
             candidate, compute=self._compute, collective=self._collective, what_if=WhatIf(), pairing=self._pairing
         )
 
+    def beside(self, candidate: Site) -> "Pricer":
+        """The same models and factors for a candidate that runs beside this one."""
+        return Pricer(
+            candidate, compute=self._compute, collective=self._collective, what_if=self._what_if, pairing=self._pairing
+        )
+
     def price(
         self,
         graph: ExecutionGraph,

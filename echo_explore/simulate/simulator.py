@@ -16,12 +16,13 @@ from echo_explore.interference import Pairing, PairTable
 from echo_explore.interference.pairing import scaled
 from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile, saved_bytes
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
-from echo_explore.simulate.hardware import on_other_hardware
+from echo_explore.simulate.hardware import beside_other_gpu, on_other_hardware
 from echo_explore.simulate.jobs import build_job, disturbed
 from echo_explore.simulate.layer_bound import LayerProducts, layer_products
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, InterferenceModel, Tracer
 from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
 from echo_explore.simulate.pricing import UNPAIRED, Pricer
+from echo_explore.simulate.unlike_replicas import other_gpus
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.timeline import PipelineJob, StepTimeline, perfectly_overlapped, simulate_step, write_perfetto
@@ -101,8 +102,8 @@ class Simulator:
         traced = time.perf_counter()
         pairing = self.interference.pairing(candidate.cluster.device)
         pricer = self._pricer(candidate, options, pairing)
-        job = _job(candidate, trace, pricer, options.what_if)
-        memory = memory_profile(candidate=candidate, trace=trace)
+        job = self._job(candidate, trace, pricer, options.what_if)
+        memory = self._tightest_memory(candidate, trace, options.what_if)
         priced = time.perf_counter()
         step = simulate_step(
             job,
@@ -118,7 +119,7 @@ class Simulator:
             )
         written = None
         if timeline is not None:
-            written = write_perfetto(timeline, step, saved_bytes=saved_bytes(candidate, trace))
+            written = write_perfetto(timeline, step, saved_bytes=saved_bytes(candidate, trace) * job.num_variants)
         end = time.perf_counter()
         elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
         warnings = (*pricer.extrapolated, *length_warnings(candidate), *memory_warnings(memory))
@@ -144,7 +145,7 @@ class Simulator:
         self._check_calibrated(candidate)
         pairing = self.interference.pairing(candidate.cluster.device)
         pricer = self._pricer(candidate, options, pairing)
-        job = _job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
+        job = self._job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
         return simulate_step(
             job,
             interference=Scaled(pairing, options.what_if.interference_factor),
@@ -152,6 +153,32 @@ class Simulator:
             fold=options.fold,
             record_spans=True,
         )
+
+    def _job(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
+        """The job of the candidate as a what-if disturbs it.
+
+        # Approximation: beside transfers, kernels of other GPUs slow down like those of the candidate's (either
+        # direction).
+        """
+
+        def job_on(gpu: str) -> PipelineJob:
+            other = beside_other_gpu(candidate, what_if.factors, gpu)
+            self._check_calibrated(other)
+            its_pricer = pricer.beside(other)
+            job = build_job(other, self.tracer.trace(request_of(other)), its_pricer, what_if)
+            pricer.extrapolated |= its_pricer.extrapolated
+            return job
+
+        job = disturbed(candidate.layout, build_job(candidate, trace, pricer, what_if), what_if, job_on)
+        return perfectly_overlapped(job) if what_if.perfect_overlap else job
+
+    def _tightest_memory(self, candidate: Candidate, trace: Trace, what_if: WhatIf) -> MemoryProfile:
+        """The memory profile on the GPU that has least room for what it holds."""
+        profiles = [memory_profile(candidate=candidate, trace=trace)]
+        for item in other_gpus(what_if):
+            other = beside_other_gpu(candidate, what_if.factors, item.cluster)
+            profiles.append(memory_profile(candidate=other, trace=self.tracer.trace(request_of(other))))
+        return max(profiles, key=lambda profile: profile.peak_bytes / profile.capacity_bytes)
 
     def _pricer(self, candidate: Candidate, options: SimulationOptions, pairing: Pairing) -> Pricer:
         return Pricer(
@@ -191,10 +218,7 @@ class Simulator:
         elapsed: Mapping[str, float],
         warnings: tuple[str, ...],
     ) -> Prediction:
-        peak = candidate.cluster.device.peak_flop_per_s
-        precision = candidate.recipe.precision
-        rate = peak.get("tf32" if precision == "fp32" and "tf32" in peak else precision, max(peak.values()))
-        available = step.step_time_s * rate * candidate.num_gpus
+        available = step.step_time_s * available_flop_per_s(candidate, options.what_if)
         counts = flop.step_flop(candidate)
         return Prediction(
             label=candidate.label(),
@@ -253,12 +277,6 @@ def _with_hardware(candidate: Candidate, what_if: WhatIf) -> Candidate:
     return on_other_hardware(candidate, what_if.factors, what_if.gpu)
 
 
-def _job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
-    job = build_job(candidate, trace, pricer, what_if)
-    job = disturbed(job, what_if)
-    return perfectly_overlapped(job) if what_if.perfect_overlap else job
-
-
 def explanation_rows(step: StepTimeline) -> dict[str, Any] | None:
     """The explanation as JSON values; None if none was asked for."""
     if step.explanation is None:
@@ -270,17 +288,38 @@ def explanation_rows(step: StepTimeline) -> dict[str, Any] | None:
         "exposed_s": dict(critical.exposed_s),
         "busy_s": dict(critical.busy_s),
         "bubbles": [
-            {"stage": s, "warm_up_s": b.warm_up_s, "steady_s": b.steady_s, "cool_down_s": b.cool_down_s}
-            for s, b in enumerate(step.explanation.bubbles)
+            {
+                "stage": s % step.num_stages,
+                "label": times.label,
+                "warm_up_s": b.warm_up_s,
+                "steady_s": b.steady_s,
+                "cool_down_s": b.cool_down_s,
+            }
+            for s, (times, b) in enumerate(zip(step.classes, step.explanation.bubbles, strict=True))
         ],
         "critical_class": step.critical_class,
     }
 
 
+def available_flop_per_s(candidate: Candidate, what_if: WhatIf) -> float:
+    """Peak FLOP/s of all GPUs of the job, in its precision."""
+    precision = candidate.recipe.precision
+
+    def rate(of: Candidate) -> float:
+        peak = of.cluster.device.peak_flop_per_s
+        return peak.get("tf32" if precision == "fp32" and "tf32" in peak else precision, max(peak.values()))
+
+    more = 0.0
+    for item in other_gpus(what_if):
+        other = beside_other_gpu(candidate, what_if.factors, item.cluster)
+        more += item.num_replicas * candidate.layout.model_gpus * (rate(other) - rate(candidate))
+    return rate(candidate) * candidate.num_gpus + more
+
+
 def executed_flop(job: PipelineJob) -> float:
     """FLOP that the kernels of all ranks execute in a step, the optimizer left out."""
     total = 0.0
-    for stage in job.stages:
+    for stage in job.classes:
         per_rank = sum(float(c.forward.graph.flop.sum() + c.backward.graph.flop.sum()) for c in stage.chunks)
         total += per_rank * job.num_micro_batches * stage.multiplicity
     return total

@@ -6,22 +6,23 @@ from dataclasses import dataclass, field
 
 from echo_explore.core import SpecError, nearest
 from echo_explore.graph import Axis, OpClass
+from echo_explore.simulate.disturbances import (
+    AXES,
+    LARGEST_FACTOR,
+    Disturbed,
+    SlowRanks,
+    broken_links,
+    jitter,
+    other_gpus,
+    slow_ranks,
+)
 from echo_explore.simulate.hardware import HARDWARE
 from echo_explore.specs import load_cluster
 
-_AXES = {
-    "tensor": (Axis.TENSOR,),
-    "context": (Axis.CONTEXT,),
-    "expert": (Axis.EXPERT, Axis.EXPERT_DATA, Axis.EXPERT_TENSOR, Axis.EXPERT_MODEL),
-    "data": (Axis.DATA,),
-    "pipeline": (Axis.PIPELINE, Axis.EMBEDDING),
-}
 _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
-LARGEST_FACTOR = 1e6
-"""Beyond this a factor is a slip, and sums of times lose their digits."""
-TIMES = ("compute", "communication", "host", "interference", *_AXES, *_CLASSES)
+TIMES = ("compute", "communication", "host", "interference", *AXES, *_CLASSES)
 """Causes whose times a what-if may multiply."""
-NAMES = (*TIMES, *HARDWARE, "overlap", "gpu", "slow_rank", "jitter")
+NAMES = (*TIMES, *HARDWARE, "overlap", "gpu", "slow_rank", "broken_link", "mixed_gpu", "jitter")
 _WORDS = {("interference", "none"): 0.0}
 """Words that stand for factors."""
 
@@ -37,6 +38,8 @@ class WhatIf:
         perfect_overlap: every transfer runs beside compute (`overlap=perfect`).
         gpu: cluster whose GPU replaces the candidate's; empty: none.
         slow_ranks: stages with a rank whose kernels take so many times as long (`slow_rank=3:1.2,5:1.1`).
+        disturbed: replicas that are not as the others: slow ones (`slow_rank=3:1.2:1`), behind broken links
+            (`broken_link=data:4:1`), on other GPUs (`mixed_gpu=a100-80gb-hdr:2`).
         jitter_sigma_log: passes that take longer by chance, see `PipelineJob` (`jitter=0.05`, `jitter=0.05:SEED`).
         jitter_seed: of the draws.
     """  # noqa: D205
@@ -45,6 +48,7 @@ class WhatIf:
     perfect_overlap: bool = False
     gpu: str = ""
     slow_ranks: tuple[tuple[int, float], ...] = ()
+    disturbed: tuple[Disturbed, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0
 
@@ -54,7 +58,7 @@ class WhatIf:
 
     def axis_factor(self, axis: Axis) -> float:
         """Factor on collectives and transfers of that axis."""
-        name = next((n for n, axes in _AXES.items() if axis in axes), "")
+        name = next((n for n, axes in AXES.items() if axis in axes), "")
         return self.factors.get("communication", 1.0) * self.factors.get(name, 1.0)
 
     @property
@@ -76,20 +80,18 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
     """
     factors: dict[str, float] = {}
     gpu, perfect = "", False
-    slow_ranks: tuple[tuple[int, float], ...] = ()
-    jitter: tuple[float, int] | None = None
+    slow = SlowRanks()
+    disturbed: list[Disturbed] = []
+    sigma, seed = 0.0, 0
+    given: set[str] = set()
     for text in texts:
         name, _, value = (part.strip() for part in text.partition("="))
         if name not in NAMES:
             fix = f"did you mean {', '.join(nearest(name, NAMES))}? All: {', '.join(NAMES)}"
             raise SpecError("what-if", text, f"unknown name {name!r}", fix)
-        if (
-            name in factors
-            or (name == "gpu" and gpu)
-            or (name == "overlap" and perfect)
-            or ((name == "slow_rank" and slow_ranks) or (name == "jitter" and jitter is not None))
-        ):
+        if name in given:
             raise SpecError("what-if", text, f"{name} is given twice", "give each name once")
+        given.add(name)
         if name == "gpu":
             gpu = value
             load_cluster(value)
@@ -100,10 +102,14 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
             perfect = True
             continue
         if name == "slow_rank":
-            slow_ranks = _slow_ranks(text, value)
+            slow = slow_ranks(text, value)
+            disturbed += slow.replicas
+            continue
+        if name in ("broken_link", "mixed_gpu"):
+            disturbed += broken_links(text, value) if name == "broken_link" else other_gpus(text, value)
             continue
         if name == "jitter":
-            jitter = _jitter(text, value)
+            sigma, seed = jitter(text, value)
             continue
         try:
             number = value.removesuffix("x") if name in HARDWARE else value
@@ -116,43 +122,12 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
         if name in HARDWARE and not factor > 0.0 and "latency" not in name:
             raise SpecError("what-if", text, "a rate must stay above 0", f"write {name}=2x")
         factors[name] = factor
-    sigma, seed = jitter or (0.0, 0)
     return WhatIf(
         factors=factors,
         perfect_overlap=perfect,
         gpu=gpu,
-        slow_ranks=slow_ranks,
+        slow_ranks=slow.everywhere,
+        disturbed=tuple(disturbed),
         jitter_sigma_log=sigma,
         jitter_seed=seed,
     )
-
-
-def _slow_ranks(text: str, value: str) -> tuple[tuple[int, float], ...]:
-    """Stages and factors of `3:1.2,5:1.1`."""
-    found: dict[int, float] = {}
-    for part in value.split(","):
-        stage, _, factor = (word.strip() for word in part.partition(":"))
-        number = _number(factor)
-        if not stage.isdecimal() or not 1.0 <= number <= LARGEST_FACTOR:
-            rule = f"needs STAGE:FACTOR with a factor from 1 to {LARGEST_FACTOR:g}"
-            raise SpecError("what-if", text, rule, "write slow_rank=3:1.2")
-        if int(stage) in found:
-            raise SpecError("what-if", text, f"stage {stage} is given twice", "give each stage once")
-        found[int(stage)] = number
-    return tuple(found.items())
-
-
-def _jitter(text: str, value: str) -> tuple[float, int]:
-    """Sigma and seed of `0.05` or `0.05:7`."""
-    sigma, _, seed = (word.strip() for word in value.partition(":"))
-    number = _number(sigma)
-    if not 0.0 <= number <= 1.0 or not (seed or "0").isdecimal():
-        raise SpecError("what-if", text, "needs SIGMA or SIGMA:SEED with a sigma from 0 to 1", "write jitter=0.05:1")
-    return number, int(seed or "0")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

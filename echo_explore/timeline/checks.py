@@ -54,7 +54,7 @@ def _check_variants(job: PipelineJob) -> None:
             raise SpecError(f"variants[{v}].num_replicas", variant.num_replicas, "must be 1 or more", "leave it out")
     if job.variants and job.overlap_exchanges and meets_inside_passes(job):
         rule = "passes that run in pairs cannot meet those of replicas that differ"
-        raise SpecError("variants", len(job.variants), rule, "switch overlap_exchanges off")
+        raise SpecError("variants", len(job.variants), rule, "give --set recipe.overlap_expert_exchange=false")
 
 
 @lru_cache(maxsize=64)

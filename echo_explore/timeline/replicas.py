@@ -95,7 +95,10 @@ def slowed_kernels(stages: Stages, factors: Mapping[int, float]) -> Stages:
 
 
 def slowed_transfers(stages: Stages, axes: Sequence[Axis], factor: float) -> Stages:
-    """The stages with collectives and transfers over these axes that take so many times as long."""
+    """The stages with collectives and transfers over these axes that take so many times as long.
+
+    # Approximation: they hold back kernels beside them as much as before (over-estimates).
+    """
     sends = factor if Axis.PIPELINE in axes else 1.0
 
     def chunk_of(chunk: ChunkJob) -> ChunkJob:

@@ -45,6 +45,7 @@ class StepTimeline:
         classes: times of every rank class.
         num_simulated_ops: ops that the engine ran, all runs together.
         num_rank_classes: rank classes.
+        num_stages: pipeline stages; class c is of stage c % num_stages.
         num_simulated_micro_batches: of the run that stands for the step; fewer than the job's if the rest is periodic.
         spans: what ran when, if asked for.
         explanation: critical path and bubbles, if asked for.
@@ -58,6 +59,7 @@ class StepTimeline:
     num_simulated_ops: int
     num_rank_classes: int
     num_simulated_micro_batches: int
+    num_stages: int
     spans: tuple[Span, ...] = ()
     explanation: StepExplanation | None = None
 
@@ -209,6 +211,7 @@ def _summarise(
         num_simulated_ops=run.num_ops + num_measured_ops,
         num_rank_classes=len(classes),
         num_simulated_micro_batches=num_run,
+        num_stages=len(job.stages),
         spans=spans,
         explanation=explanation,
     )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis, OpClass
-from echo_explore.simulate import SimulationOptions, WhatIf, parse_what_if
+from echo_explore.simulate import Prediction, SimulationOptions, WhatIf, parse_what_if
 from echo_explore.simulate.hardware import on_other_hardware
 from echo_explore.simulate.what_if import TIMES
 from tests.simulate.support import candidate, simulator
@@ -123,3 +123,62 @@ def test_an_explanation_is_part_of_the_prediction() -> None:
     assert sum(prediction.explanation["critical_path_s"].values()) == pytest.approx(prediction.step_time_s)
     assert [row["stage"] for row in prediction.to_json()["explanation"]["bubbles"]] == [0, 1, 2, 3]
     assert "explanation" not in simulator().predict(candidate()).to_json()
+
+
+def _predict(*texts: str, **job: str) -> Prediction:
+    options = SimulationOptions(what_if=parse_what_if(texts), explain=True)
+    return simulator().predict(candidate(**({"layout": "tp=8,pp=4,dp=2"} | job)), options)
+
+
+def test_a_replica_that_is_slow_holds_the_others_back() -> None:
+    plain, all_slow, one_slow = _predict(), _predict("slow_rank=2:1.2"), _predict("slow_rank=2:1.2:1")
+    assert (plain.num_rank_classes, all_slow.num_rank_classes, one_slow.num_rank_classes) == (4, 4, 8)
+    assert plain.step_time_s * 1.05 < one_slow.step_time_s
+    assert one_slow.step_time_s == pytest.approx(all_slow.step_time_s, rel=0.02)
+    assert one_slow.hfu == pytest.approx(plain.hfu * plain.step_time_s / one_slow.step_time_s)
+    assert one_slow.explanation is not None
+    labels = [row["label"] for row in one_slow.explanation["bubbles"]]
+    assert labels[2] == "stage 2"
+    assert labels[6] == "stage 2, 1.2 x as slow, slow replica"
+    assert _predict("slow_rank=2:1:1").step_time_s == plain.step_time_s
+
+
+def test_a_broken_link_slows_what_shares_it() -> None:
+    plain = _predict()
+    all_data = _predict("data=4").step_time_s
+    assert _predict("broken_link=data:4:1").step_time_s == pytest.approx(all_data, rel=0.005)
+    inside = _predict("broken_link=tensor+pipeline:2:1")
+    assert plain.step_time_s < inside.step_time_s
+    assert inside.num_rank_classes == 8
+
+
+def test_other_gpus_in_some_replicas() -> None:
+    plain, slow = _predict(cluster="h100-ndr"), _predict("gpu=a100-40gb-hdr", cluster="h100-ndr")
+    mixed = _predict("mixed_gpu=a100-40gb-hdr:1", cluster="h100-ndr")
+    assert plain.step_time_s * 1.5 < mixed.step_time_s == pytest.approx(slow.step_time_s, rel=0.02)
+    assert mixed.memory_capacity_bytes == slow.memory_capacity_bytes < plain.memory_capacity_bytes
+    peaks = [(p.mfu * p.step_time_s) ** -1 for p in (plain, slow)]
+    assert mixed.mfu == pytest.approx(2 / sum(peaks) / mixed.step_time_s)
+    both = _predict("mixed_gpu=a100-40gb-hdr:2", cluster="h100-ndr")
+    assert both.num_rank_classes == 4
+    assert both.step_time_s == pytest.approx(slow.step_time_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slow_rank=2:1.2:3", r"what-if = '3 replicas': the job has 2 data-parallel replicas \(dp=2\)"),
+        ("slow_rank=9:1.2:1", r"slow_rank = 9: the job has stages 0\.\.3"),
+        ("slow_rank=2:1.2:0", "the number of replicas must be 1 or more; fix: write slow_rank=3:1.2:1"),
+        ("slow_rank=2:1.2,2:1.3:1", "stage 2 is given twice"),
+        ("slow_rank=2:1.3:1,2:1.2", "stage 2 is given twice"),
+        ("broken_link=data:4", "the number of replicas must be 1 or more; fix: write broken_link=data:4:1"),
+        ("broken_link=nvlink:4:1", "needs AXIS:FACTOR:REPLICAS, axes of tensor, context"),
+        ("broken_link=data:0.5:1", "a factor from 1 to"),
+        ("mixed_gpu=h999:1", "cluster = 'h999': is not a known cluster"),
+        ("mixed_gpu=v100-32gb-edr", "the number of replicas must be 1 or more; fix: write mixed_gpu="),
+    ],
+)
+def test_bad_replicas(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        _predict(text)

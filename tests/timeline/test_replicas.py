@@ -96,7 +96,7 @@ def test_only_replicas_of_an_expert_group_wait_at_its_exchanges() -> None:
     ]  # fmt: skip
     assert step.stage_finish_s == pytest.approx((8 * 1.5, 8 * 3.5 - 2.0, 8 * 3.5))
     overlapped = replace(job, overlap_exchanges=True)
-    with pytest.raises(SpecError, match="overlap_exchanges off"):
+    with pytest.raises(SpecError, match="overlap_expert_exchange=false"):
         _step(_slow(overlapped, 3.0, 1, 4, per_exchange=2))
 
 
