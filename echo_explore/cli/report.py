@@ -59,9 +59,10 @@ def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
             exposed = explanation["exposed_s"][axis]
             lines.append(f"    {axis:28s} {format_seconds(busy):>10s} {format_seconds(exposed):>10s}")
     lines.append("  waiting for other stages (warm-up, steady, cool-down):")
+    width = max(28, *(len(row["label"]) for row in explanation["bubbles"]))
     for row in explanation["bubbles"]:
         parts = " ".join(f"{format_seconds(row[key]):>10s}" for key in ("warm_up_s", "steady_s", "cool_down_s"))
-        lines.append(f"    {row['label']:<28s} {parts}")
+        lines.append(f"    {row['label']:<{width}s} {parts}")
     return lines
 
 

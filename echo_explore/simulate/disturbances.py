@@ -76,9 +76,9 @@ def slow_ranks(text: str, value: str) -> SlowRanks:
         if not stage.isdecimal() or not 1.0 <= number <= LARGEST_FACTOR:
             rule = f"needs STAGE:FACTOR with a factor from 1 to {LARGEST_FACTOR:g}"
             raise SpecError("what-if", text, rule, "write slow_rank=3:1.2")
-        if int(stage) in everywhere or (not count and int(stage) in [slow.stage for slow in replicas]):
+        if int(stage) in everywhere or (part.count(":") < 2 and int(stage) in [slow.stage for slow in replicas]):
             raise SpecError("what-if", text, f"stage {stage} is given twice", "give each stage once")
-        if count:
+        if part.count(":") > 1:
             some = _count(text, count, "slow_rank=3:1.2:1")
             replicas.append(SlowReplicas(num_replicas=some, stage=int(stage), factor=number))
         else:

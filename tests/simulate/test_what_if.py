@@ -170,6 +170,7 @@ def test_other_gpus_in_some_replicas() -> None:
         ("slow_rank=2:1.2:3", r"what-if = '3 replicas': the job has 2 data-parallel replicas \(dp=2\)"),
         ("slow_rank=9:1.2:1", r"slow_rank = 9: the job has stages 0\.\.3"),
         ("slow_rank=2:1.2:0", "the number of replicas must be 1 or more; fix: write slow_rank=3:1.2:1"),
+        ("slow_rank=2:1.2:", "the number of replicas must be 1 or more"),
         ("slow_rank=2:1.2,2:1.3:1", "stage 2 is given twice"),
         ("slow_rank=2:1.3:1,2:1.2", "stage 2 is given twice"),
         ("broken_link=data:4", "the number of replicas must be 1 or more; fix: write broken_link=data:4:1"),
