@@ -8,7 +8,7 @@ import pytest
 from echo_explore.comm import CollectiveRequest
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, RankTrace, build_graph
-from echo_explore.simulate import GraphPrediction, default_simulator, predict_trace
+from echo_explore.simulate import GraphPrediction, SimulationOptions, default_simulator, parse_what_if, predict_trace
 from echo_explore.specs import load_cluster, load_stack
 from echo_explore.testing.traces import HandmadeTracer
 from echo_explore.topology import GroupShape
@@ -32,7 +32,9 @@ def reduction(message_bytes: float, *, asynchronous: bool, axis: Axis = Axis.DAT
     )  # fmt: skip
 
 
-def predict(rows: list[OpRow], *, world_size: int = 8, group: tuple[int, ...] | None = None) -> GraphPrediction:
+def predict(
+    rows: list[OpRow], *, world_size: int = 8, group: tuple[int, ...] | None = None, what_if: str = "compute=1"
+) -> GraphPrediction:
     ranks = tuple(range(world_size)) if group is None else group
     graph = build_graph(rows)
     trace = RankTrace(
@@ -40,7 +42,8 @@ def predict(rows: list[OpRow], *, world_size: int = 8, group: tuple[int, ...] | 
         group_of_row=np.where(graph.is_collective, 0, -1), peak_memory_bytes=1e9,
     )  # fmt: skip
     simulator = default_simulator(tracer=HandmadeTracer(), interference="none")
-    return predict_trace(trace, cluster=CLUSTER, stack=STACK, simulator=simulator)
+    options = SimulationOptions(what_if=parse_what_if([what_if]))
+    return predict_trace(trace, cluster=CLUSTER, stack=STACK, simulator=simulator, options=options)
 
 
 def alone(message_bytes: float, shape: GroupShape) -> float:
@@ -70,6 +73,14 @@ def test_the_group_says_where_a_collective_runs() -> None:
     assert inside.step_time_s == pytest.approx(alone(2.0**28, GroupShape(num_ranks=8, ranks_per_node=8)))
     shape = GroupShape(num_ranks=8, ranks_per_node=1, groups_per_node=8)
     assert across.step_time_s == pytest.approx(alone(2.0**28, shape))
+
+
+def test_a_traced_program_is_one_class() -> None:
+    rows = [product()] * 20
+    assert predict(rows, what_if="slow_rank=0:1.5").step_time_s > 1.3 * predict(rows).step_time_s
+    for text in ("slow_rank=0:1.5:1", "broken_link=data:2:1", "mixed_gpu=h100-ndr:1"):
+        with pytest.raises(SpecError, match="the ranks of a traced program are one class"):
+            predict(rows, what_if=text)
 
 
 def test_the_host_counts_where_it_is_slower() -> None:
