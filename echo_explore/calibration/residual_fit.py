@@ -9,8 +9,8 @@ from echo_explore.core import MissingExtra, SpecError
 from echo_explore.interference.coefficients import InterferenceCoefficients
 from echo_explore.interference.contention import kernel_slowdown
 from echo_explore.interference.loads import Floats
-from echo_explore.interference.measured import MeasuredOverlap, scenes_of
-from echo_explore.interference.overlap_score import judged_rows
+from echo_explore.interference.measured import MeasuredOverlap, Scene, scenes_of
+from echo_explore.interference.overlap_score import judged_rows, reasons_not
 from echo_explore.interference.residual import LIMIT, Residual, features
 
 HIDDEN = 16
@@ -67,10 +67,17 @@ def fit_residual(
         SpecError: fewer than LEAST_ROWS rows count.
         MissingExtra: torch is not installed.
     """
-    inputs, factor, target = _training_rows(rows, coefficients)
-    n = target.shape[0]
+    scenes = scenes_of(rows, coefficients)
+    known = [(scene, rows[i]) for i in judged_rows(rows) if (scene := scenes[i]) is not None]
+    n = len(known)
     if n < LEAST_ROWS:
-        raise SpecError("measured", n, f"rows that count are fewer than {LEAST_ROWS}", "measure more kernels")
+        unknown = sorted({row.cells["gpu"] for row, scene in zip(rows, scenes, strict=True) if scene is None})
+        causes = [f"of GPUs that are not known: {', '.join(unknown)}"] if unknown else []
+        causes += [text] if (text := reasons_not(rows)) else []
+        rule = f"rows that count are fewer than {LEAST_ROWS}"
+        rule += f" (not counted: {'; '.join(causes)})" if causes else ""
+        raise SpecError("measured", n, rule, "measure more kernels; see docs/interference.md")
+    inputs, factor, target = _training_rows(known, coefficients)
     fold = np.arange(n) * FOLDS // n
     errors = np.zeros(n)
     for out in range(FOLDS):
@@ -92,16 +99,12 @@ def _log_guess(residual: Residual, inputs: Floats, factor: Floats) -> Floats:
 
 
 def _training_rows(
-    rows: Sequence[MeasuredOverlap], coefficients: InterferenceCoefficients
+    known: Sequence[tuple[Scene, MeasuredOverlap]], coefficients: InterferenceCoefficients
 ) -> tuple[Floats, Floats, Floats]:
     """Features, physical factors and log of measured factors beside the traffic, (num_rows, ...)."""
-    scenes = scenes_of(rows, coefficients)
     inputs, factors, target = [], [], []
-    for i in judged_rows(rows):
-        scene, row = scenes[i], rows[i]
+    for scene, row in known:
         beside = 1.0 + (row.slowdown - 1.0) / row.overlap_fraction
-        if scene is None or not np.isfinite(beside):
-            continue
         factor = kernel_slowdown(scene.kernel, scene.traffic, scene.chip, coefficients.sharing)
         inputs.append(features(factor, scene.kernel, scene.traffic, scene.chip)[0])
         factors.append(float(factor[0]))

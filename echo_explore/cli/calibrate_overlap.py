@@ -20,13 +20,13 @@ def overlap(
     from echo_explore.calibration.overlap import write_user_calibration
     from echo_explore.calibration.overlap_trace import overlaps_of_trace
     from echo_explore.calibration.residual_fit import fit_residual
+    from echo_explore.cli.graph_files import check_out
     from echo_explore.interference.coefficients import shipped_coefficients
     from echo_explore.interference.measured import read_overlaps
 
     if out is None:
         raise SpecError("out", "", "is the calibration file to write", "give --out FILE.toml")
-    if out.exists():
-        raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file")
+    check_out(out)
     rows = []
     for path in files:
         rows += overlaps_of_trace(path) if ".json" in path.suffixes else read_overlaps(path)

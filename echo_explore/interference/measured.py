@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.core import SpecError
+from echo_explore.core import SpecError, nearest
 from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients
 from echo_explore.interference.contention import kernel_slowdown
 from echo_explore.interference.loads import EXPERT_CHANNELS, Chip, Floats, KernelLoads, Traffic
@@ -25,6 +25,8 @@ from echo_explore.specs import ClusterSpec, load_cluster
 
 REQUIRED = ("gpu", "compute_class", "compute_kernel", "comm_kernel", "alone_us", "overlap_ratio")
 """Columns that a table must have; grid, block, n_alone, source and slowdown are used where they are there."""
+CLASSES = ("gemm", "attention", "norm", "elementwise", "mixed", "other")
+"""What `compute_class` may say; `mixed` is priced as `other`."""
 
 MEMORY_FRACTION: Mapping[str, float] = {
     "elementwise": 0.9,
@@ -122,7 +124,7 @@ def read_overlaps(path: Path) -> list[MeasuredOverlap]:
     """The rows of a CSV or CSV.gz table.
 
     Raises:
-        SpecError: the file cannot be read, or a column is missing.
+        SpecError: the file cannot be read, has no rows or lacks a column, or a row is not complete or not possible.
     """
     try:
         data = path.read_bytes()
@@ -135,17 +137,32 @@ def read_overlaps(path: Path) -> list[MeasuredOverlap]:
     missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
     if missing:
         raise SpecError("measured", str(path), f"has no column {', '.join(missing)}", "see docs/interference.md")
-    return [_row(cells, f"{path.name}: line {reader.line_num}") for cells in reader]
+    rows = []
+    for cells in reader:
+        where = f"{path.name}: line {reader.line_num}"
+        given = sum(value is not None for name, value in cells.items() if name is not None)
+        given += len(cells.get(None, ()))  # where the csv module puts what is too much
+        if given != len(reader.fieldnames or ()):
+            rule = f"the header names {len(reader.fieldnames or ())} columns"
+            raise SpecError(where, f"{given} cells", rule, "complete the line, or delete it")
+        rows.append(_row(cells, where))
+    if not rows:
+        raise SpecError("measured", str(path), "has no row below its header", "give a table of measured kernels")
+    return rows
 
 
-def _row(cells: Mapping[str, str], where: str) -> MeasuredOverlap:
-    clean = {str(name): value or "" for name, value in cells.items()}
+def _row(clean: Mapping[str, str], where: str) -> MeasuredOverlap:
+    kind = clean["compute_class"]
+    if kind not in CLASSES:
+        near = ", ".join(nearest(kind, CLASSES))
+        fix = (f"did you mean {near}? " if near else "") + f"All: {', '.join(CLASSES)}"
+        raise SpecError(f"{where}: compute_class", kind, "is no class of kernels", fix)
     ratio = _number(clean, "overlap_ratio", where)
     if math.isnan(ratio) or not 0 <= ratio <= 1:
         raise SpecError(f"{where}: overlap_ratio", clean["overlap_ratio"], "must be a share from 0 to 1", "correct it")
     alone_us = _number(clean, "alone_us", where)
-    if alone_us < 0:
-        raise SpecError(f"{where}: alone_us", alone_us, "must not be negative", "correct it")
+    if alone_us <= 0:
+        raise SpecError(f"{where}: alone_us", clean["alone_us"], "must be above 0", "correct it or leave it empty")
     slowdown = _number(clean, "slowdown", where)
     if slowdown <= 0:
         raise SpecError(f"{where}: slowdown", slowdown, "must be above 0", "correct it or leave it empty")

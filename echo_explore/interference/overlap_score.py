@@ -54,6 +54,8 @@ class OverlapScore:
 
     def text(self) -> str:
         """A table, and the means."""
+        if not self.groups:
+            return f"no score: no group of GPU and class has {MIN_ROWS} rows that count"
         lines = [f"{'gpu':26s} {'class':12s} rows   model    none  median"]
         lines += [
             f"{g.gpu:26.26s} {g.kernel_class:12.12s} {g.num_rows:4d} {g.model:7.3f} {g.none:7.3f} {g.constant:7.3f}"
@@ -69,20 +71,40 @@ def judged(row: MeasuredOverlap, *, single: bool) -> bool:
         row: measured.
         single: its source lists single launches, not means over launches.
     """
-    counts = [row.cells.get(name, "").strip() for name in ("n_alone", "n_overlap")]
-    enough = single or all(count and float(count) >= MIN_LAUNCHES for count in counts)
-    return (
-        enough
-        and row.slowdown >= MIN_SLOWDOWN
-        and row.alone_s >= MIN_ALONE_S * (1 - 1e-9)  # the table's decimals
-        and row.overlap_fraction >= MIN_OVERLAP_FRACTION
+    return not why_not(row, single=single)
+
+
+def why_not(row: MeasuredOverlap, *, single: bool) -> str:
+    """Why the row does not count, as a rule; empty if it does. A table without columns of launches has enough."""
+    counts = [row.cells[name].strip() for name in ("n_alone", "n_overlap") if name in row.cells]
+    rules = (
+        (row.slowdown >= MIN_SLOWDOWN, f"slowdown must be given, {MIN_SLOWDOWN:g} or more"),
+        (row.alone_s >= MIN_ALONE_S * (1 - 1e-9), f"alone_us must be {MIN_ALONE_S * 1e6:g} or more"),  # its decimals
+        (row.overlap_fraction >= MIN_OVERLAP_FRACTION, f"overlap_ratio must be {MIN_OVERLAP_FRACTION:g} or more"),
+        (
+            single or all(count and float(count) >= MIN_LAUNCHES for count in counts),
+            f"n_alone and n_overlap must be {MIN_LAUNCHES} or more",
+        ),
     )
+    return next((rule for holds, rule in rules if not holds), "")
 
 
 def judged_rows(rows: Sequence[MeasuredOverlap]) -> list[int]:
     """Numbers of the rows that count."""
     single = single_launch_sources(rows)
     return [i for i, row in enumerate(rows) if judged(row, single=row.cells.get("source", "") in single)]
+
+
+def reasons_not(rows: Sequence[MeasuredOverlap]) -> str:
+    """Why rows do not count, most frequent first: `2 rows (row 1 first): alone_us must be ...`; empty if all do."""
+    single = single_launch_sources(rows)
+    found: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, start=1):
+        rule = why_not(row, single=row.cells.get("source", "") in single)
+        if rule:
+            found.setdefault(rule, []).append(number)
+    most = sorted(found.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{len(numbers)} rows (first row {numbers[0]}): {rule}" for rule, numbers in most)
 
 
 def single_launch_sources(rows: Sequence[MeasuredOverlap]) -> set[str]:

@@ -15,8 +15,9 @@ AXES = {
     "pipeline": (Axis.PIPELINE, Axis.EMBEDDING),
 }
 """Axes by the name that a what-if has for their traffic."""
-LARGEST_FACTOR = 1e6
-"""Beyond this a factor is a slip, and sums of times lose their digits."""
+LEAST_FACTOR, LARGEST_FACTOR = 1e-3, 1e3
+"""Outside of these a factor is a slip: no part of a GPU or network is a thousand times better or worse than another in
+use. 0 is allowed beside them, for a cause that takes no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

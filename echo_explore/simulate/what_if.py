@@ -9,6 +9,7 @@ from echo_explore.graph import Axis, OpClass
 from echo_explore.simulate.disturbances import (
     AXES,
     LARGEST_FACTOR,
+    LEAST_FACTOR,
     Disturbed,
     SlowRanks,
     broken_links,
@@ -25,6 +26,7 @@ TIMES = ("compute", "communication", "host", "interference", *AXES, *_CLASSES)
 NAMES = (*TIMES, *HARDWARE, "overlap", "gpu", "slow_rank", "broken_link", "mixed_gpu", "jitter")
 _WORDS = {("interference", "none"): 0.0}
 """Words that stand for factors."""
+_EXAMPLE = {True: "2x", False: "0.5"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,8 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
     """The factors in `NAME=VALUE` texts.
 
     Raises:
-        SpecError: unknown name, repeated name, or a value that is not a number from 0 to LARGEST_FACTOR.
+        SpecError: unknown name, repeated name, or a value that is neither 0 nor a number from LEAST_FACTOR to
+            LARGEST_FACTOR.
     """
     factors: dict[str, float] = {}
     gpu, perfect = "", False
@@ -116,11 +119,10 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
             factor = _WORDS[name, value] if (name, value) in _WORDS else float(number)
         except ValueError:
             factor = math.nan
-        if not 0 <= factor <= LARGEST_FACTOR:
-            rule = f"the value must be a number from 0 to {LARGEST_FACTOR:g}"
-            raise SpecError("what-if", text, rule, f"write {name}=0.5")
-        if name in HARDWARE and not factor > 0.0 and "latency" not in name:
-            raise SpecError("what-if", text, "a rate must stay above 0", f"write {name}=2x")
+        is_rate = name in HARDWARE and "latency" not in name
+        if not (LEAST_FACTOR <= factor <= LARGEST_FACTOR or (factor == 0.0 and not is_rate)):
+            rule = f"the value must be a number from {LEAST_FACTOR:g} to {LARGEST_FACTOR:g}"
+            raise SpecError("what-if", text, rule if is_rate else f"{rule}, or 0", f"write {name}={_EXAMPLE[is_rate]}")
         factors[name] = factor
     return WhatIf(
         factors=factors,

@@ -11,7 +11,7 @@ from echo_explore.core import SpecError, write_atomic
 from echo_explore.interference.coefficients import InterferenceCoefficients
 from echo_explore.interference.loads import Floats
 from echo_explore.interference.measured import MeasuredOverlap, predicted_slowdowns, read_overlaps
-from echo_explore.interference.overlap_score import score_overlap
+from echo_explore.interference.overlap_score import reasons_not, score_overlap
 
 COLUMN = "predicted_slowdown"
 
@@ -27,13 +27,19 @@ def validate_overlap(measured: Path, out: Path, coefficients: InterferenceCoeffi
     Raises:
         SpecError: a bad table, or an output that cannot be written.
     """
+    if not out.absolute().parent.is_dir():
+        raise SpecError("out", str(out), "its folder does not exist", "make the folder first")
     rows = read_overlaps(measured)
     if out.exists() and out.samefile(measured):
         raise SpecError("out", str(out), "is the table itself", "give another file")
     predicted = predicted_slowdowns(rows, coefficients)
     _write(out, rows, predicted)
     known = [row for row in rows if math.isfinite(row.slowdown)]
-    lines = [score_overlap(rows, predicted.tolist()).text()] if known else ["no measured slowdowns to score against"]
+    lines = ["no measured slowdowns to score against"]
+    if known:
+        score = score_overlap(rows, predicted.tolist())
+        why = reasons_not(rows) if not score.groups else ""
+        lines = [score.text() + (f" ({why})" if why else "")]
     lines += totals(rows, predicted)
     missing = int((~(predicted > 0)).sum())
     return "\n".join([*lines, f"rows {len(rows)}, of them {missing} on GPUs that are not known"])

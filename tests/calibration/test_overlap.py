@@ -114,6 +114,78 @@ def test_calibrate_overlap_writes_what_validate_and_predict_take(cli: Cli) -> No
     assert float(done.out.split("mean over groups: ")[1][:6]) < 0.05
 
 
+PLAIN = "gpu,compute_class,compute_kernel,comm_kernel,alone_us,overlap_ratio,slowdown\n"
+ROW = "NVIDIA A100-SXM4-80GB,gemm,ampere_sgemm_128x64_tn,ncclDevKernel_AllReduce_RING_SIMPLE,{us},1.0,1.6\n"
+
+
+@pytest.mark.torch
+def test_the_required_columns_are_enough(cli: Cli) -> None:  # noqa: F811
+    pytest.importorskip("torch")
+    Path("own.csv").write_text(PLAIN + "".join(ROW.format(us=100 + 10 * i) for i in range(60)), encoding="utf-8")
+    done = cli("calibrate", "overlap", "own.csv", "--out", "own.toml")
+    assert done.code == 0, done.err
+    assert "60 rows: physical model" in done.out
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "measured = 'bad.csv': has no row below its header"),
+        ("NVIDIA A100,gemm,ampere_sg", "bad.csv: line 2 = '3 cells': the header names 7 columns; fix: complete"),
+        (ROW.strip().format(us=90) + ",1,2", "bad.csv: line 2 = '9 cells': the header names 7 columns"),
+        (
+            ROW.format(us=90).replace(",gemm,", ",gemmm,"),
+            "bad.csv: line 2: compute_class = 'gemmm': is no class of kernels; fix: did you mean gemm",
+        ),
+        (ROW.format(us=0), "bad.csv: line 2: alone_us = '0': must be above 0"),
+    ],
+)
+@pytest.mark.parametrize("command", ["calibrate", "validate"])
+def test_a_table_that_cannot_be_is_refused_by_its_line(cli: Cli, command: str, rows: str, message: str) -> None:  # noqa: F811
+    Path("bad.csv").write_text(PLAIN + rows, encoding="utf-8")
+    done = cli(command, "overlap", "bad.csv", "--out", "out.csv")
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROW.format(us=90) * 3, "measured = 3: rows that count are fewer than 50; fix: measure more kernels"),
+        (
+            ROW.format(us=9) * 3,
+            "measured = 0: rows that count are fewer than 50 (not counted: 3 rows (first row 1): alone_us must be 20",
+        ),
+        (
+            ROW.format(us=90).replace("A100-SXM4-80GB", "T1000").replace("ampere_", "") * 60,
+            "measured = 0: rows that count are fewer than 50 (not counted: of GPUs that are not known: NVIDIA T1000)",
+        ),
+    ],
+)
+def test_too_few_rows_that_count_are_said_why(cli: Cli, rows: str, message: str) -> None:  # noqa: F811
+    Path("few.csv").write_text(PLAIN + rows, encoding="utf-8")
+    done = cli("calibrate", "overlap", "few.csv", "--out", "own.toml")
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_validate_overlap_without_rows_that_count_says_so(cli: Cli) -> None:  # noqa: F811
+    Path("few.csv").write_text(PLAIN + ROW.format(us=9) * 3, encoding="utf-8")
+    done = cli("validate", "overlap", "few.csv", "--out", "predicted.csv")
+    assert done.code == 0, done.err
+    assert "nan" not in done.out
+    assert "no score: no group of GPU and class has 5 rows that count (3 rows (first row 1): alone_us" in done.out
+
+
+@pytest.mark.parametrize("command", ["calibrate", "validate"])
+def test_a_folder_that_is_not_there_is_refused_before_any_work(cli: Cli, command: str) -> None:  # noqa: F811
+    done = cli(command, "overlap", "nothing.csv", "--out", "nofolder/own.toml")
+    assert done.code == 2
+    assert "out = 'nofolder/own.toml': its folder does not exist" in done.err
+
+
 def test_calibrate_overlap_refuses_what_it_cannot_use(cli: Cli) -> None:  # noqa: F811
     Path("bad.csv").write_text(HEADER + GEMM.format(us="fast"), encoding="utf-8")
     done = cli("calibrate", "overlap", "bad.csv", "--out", "own.toml")
