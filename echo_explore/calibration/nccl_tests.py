@@ -8,6 +8,7 @@ import numpy as np
 
 from echo_explore.calibration.collective_fit import Samples, fit_network, fit_scale_up, modelled_log_s, spread
 from echo_explore.calibration.comm_toml import network_table, scale_up_table
+from echo_explore.calibration.link_checks import check_bus_bandwidth, check_devices, check_fit
 from echo_explore.calibration.nccl_log import LogRow
 from echo_explore.comm.choice import Capabilities
 from echo_explore.comm.coefficients import DEFAULT, CommCoefficients
@@ -87,13 +88,16 @@ def calibrate_links(
         source: for the comments of the file.
 
     Raises:
-        SpecError: a rank count that the cluster can't hold, or no row that can be fitted.
+        SpecError: a log of another GPU, a rank count or bus bandwidth that the cluster can't have, no row that can be
+            fitted, a fit that is off by more than `link_checks.MAX_FIT_ERROR`.
     """
     able = library(library_name).able
     links = cluster_links(cluster, shipped)
+    check_devices(rows, cluster)
     inside, across, skipped = _samples(rows, cluster, links, in_place=in_place)
     if not inside and not across:
-        raise SpecError("log", f"{len(rows)} rows", f"none is of {', '.join(_KINDS)}", "measure one of these")
+        raise _nothing_to_fit(rows, in_place=in_place)
+    check_bus_bandwidth(rows, cluster, links, in_place=in_place)
     fitted, text = links, "schema = 1\n\n[comm]\nschema = 2\n"
     if inside:
         key = f"{cluster.node.link}-{cluster.device.calibration}"
@@ -120,7 +124,21 @@ def calibrate_links(
         fitted = replace(fitted, network=network)
         text += network_table(network, f"{source} on {cluster.name}, {_count(across)} rows", prefix="comm.")
     sizes = [size for s in (*inside, *across) for size in _by_size(s, cluster, links, fitted, able)]
+    check_fit(sum(s.error * s.num_rows for s in sizes) / sum(s.num_rows for s in sizes), cluster)
     return LinkCalibration(text=text, sizes=tuple(sizes), num_skipped=skipped)
+
+
+def _nothing_to_fit(rows: Sequence[LogRow], *, in_place: bool) -> SpecError:
+    value = f"{len(rows)} rows"
+    known = [row for row in rows if row.collective in _KINDS]
+    if not known:
+        return SpecError("log", value, f"none is of {', '.join(_KINDS)}", "measure one of these")
+    if all(row.num_ranks < 2 for row in known):
+        rule = "all are of one rank, which sends nothing"
+        return SpecError("log", value, rule, "build the tests with MPI=1 (else each process runs alone), or give -g")
+    which = "in place" if in_place else "out of place"
+    rule = f"none has a time {which} of two ranks or more and a size above 0"
+    return SpecError("log", value, rule, "measure larger sizes" if not in_place else "leave --in-place out")
 
 
 def _samples(

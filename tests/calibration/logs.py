@@ -7,6 +7,8 @@ HEADER = """#                                                              out-o
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
 """
 
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 41.7\n#\n"
+
 SIZES = [2.0**exponent for exponent in range(10, 31)]
 
 
@@ -44,5 +46,6 @@ def log_text(
         + ranks_text(hosts, per_host)
         + HEADER
         + f"\n{between}".join(rows)
-        + "\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 41.7\n#\n"
+        + "\n"
+        + END
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from echo_explore.calibration.link_checks import check_devices
 from echo_explore.calibration.nccl_log import read_nccl_log
 from echo_explore.calibration.nccl_tests import calibrate_links
 from echo_explore.comm import CollectiveRequest, HierarchicalModel
@@ -54,13 +55,69 @@ def test_logs_of_other_machines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="16 ranks on 1 hosts, but h100-ndr has 8 GPUs a host"):
         calibrate_links(rows, H100, shipped_coefficients())
     rows = rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5, per_host=1))
-    with pytest.raises(SpecError, match="none is of all_reduce"):
+    with pytest.raises(SpecError, match=r"all are of one rank.*build the tests with MPI=1"):
         calibrate_links(rows, H100, shipped_coefficients())
+    with pytest.raises(SpecError, match="none is of all_reduce"):
+        calibrate_links([replace(row, collective="gather") for row in rows], H100, shipped_coefficients())
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "h100-ndr"),
+        ("AMD Instinct MI300X", "h100-ndr"),
+        ("NVIDIA GeForce RTX 4090", "h100-ndr"),
+        ("NVIDIA H100 PCIe", "h100-ndr"),
+        ("NVIDIA H100 80GB HBM3", "v100-25gbe"),
+        ("NVIDIA H100 80GB HBM3", "h800-ndr"),
+        ("NVIDIA GB200", "b200-ndr"),
+    ],
+)
+def test_a_log_of_another_gpu_is_refused(device: str, cluster: str, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, log_text(lambda s: 25 + s / 1e5).replace("] NVIDIA", f"] {device}"))
+    with pytest.raises(SpecError, match=f"log = '{device}': is not the GPU of {cluster}.*give --cluster"):
+        calibrate_links(rows, load_cluster(cluster), shipped_coefficients())
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-ndr"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb-hdr"),
+        ("Tesla V100-SXM2-32GB", "v100-25gbe"),
+        ("NVIDIA B200", "b200-ndr"),
+        ("NVIDIA GB200", "gb200-nvl72"),
+        ("AMD Instinct MI300X OAM", "mi300x-roce"),
+        ("gfx942", "mi300x-roce"),
+        ("", "h100-ndr"),
+    ],
+)
+def test_the_names_that_drivers_give_are_known(device: str, cluster: str, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, log_text(lambda s: 25 + s / 1e5).replace("] NVIDIA", f"] {device}"))
+    check_devices(rows, load_cluster(cluster))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hosts", "bytes_per_s", "most"),
+    [("h100-ndr", 1, 2300e9, 837), ("v100-25gbe", 1, 200e9, 159), ("h100-ndr", 2, 600e9, 797)],
+)
+def test_more_than_the_links_carry_is_refused(
+    cluster: str, hosts: int, bytes_per_s: float, most: int, tmp_path: Path
+) -> None:
+    rows = rows_of(tmp_path, log_text(lambda s: 25 + s / bytes_per_s * 1e6, hosts=hosts))
+    with pytest.raises(SpecError, match=rf"bus bandwidth = .*{cluster} carry at most {most} GB/s"):
+        calibrate_links(rows, load_cluster(cluster), shipped_coefficients())
+
+
+def test_a_fit_that_explains_nothing_is_refused(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, log_text(lambda s: 3e7 / s if s < 1e6 else 5e5 * (1 + (s > 1e8) * 9)))
+    with pytest.raises(SpecError, match=r"error of the fit = .*above 50%"):
+        calibrate_links(rows, H100, shipped_coefficients(), num_starts=1)
 
 
 def test_in_place_times_are_taken_where_they_are_asked_for(tmp_path: Path) -> None:
     rows = [replace(row, in_place_s=None) for row in rows_of(tmp_path, log_text(lambda s: 10 + s / 1e5))]
-    with pytest.raises(SpecError, match="none is of all_reduce"):
+    with pytest.raises(SpecError, match="none has a time in place"):
         calibrate_links(rows, H100, shipped_coefficients(), in_place=True)
 
 
