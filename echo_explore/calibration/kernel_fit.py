@@ -1,6 +1,7 @@
 """Corrections of kernel times from measured kernels: medians of measured over predicted along their length."""
 
 import datetime
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +12,34 @@ import numpy.typing as npt
 
 from echo_explore.calibration.kernel_rows import MeasuredKernels
 from echo_explore.compute import Calibration, RooflineModel
-from echo_explore.compute.corrections import CORRECTIONS, Clock, Correction
+from echo_explore.compute.corrections import CORRECTIONS, FEWEST, Clock, Correction
+from echo_explore.compute.pricing import LARGEST_EXTENT
 from echo_explore.core import SpecError
 from echo_explore.core.files import write_atomic
-from echo_explore.graph import DType, OpClass, build_graph
+from echo_explore.graph import DType, OpClass, OpRow, build_graph
 from echo_explore.specs import DeviceSpec, StackProfile, load_stack
 
 Floats = npt.NDArray[np.float64]
-FEWEST = 5
-"""Measurements that a class needs to be corrected; fewer say too little about the spread."""
 ROWS_A_KNOT = 12
 MOST_KNOTS = 6
 SMALLEST_SIGMA_LOG = 0.03
 """No measurement repeats better between machines: spread of two frameworks on one GPU (tables, 2026-11-30)."""
+FASTEST = 20.0
+"""No kernel is this many times faster than predicted: at most 4 times in 60,000 rows of products and attention
+(2026-12-01); a mistaken unit is a thousand."""
+WIDEST = 200.0
+"""Kernels of one class never lie so far from their middle, each over its prediction: at most 10 times in those rows
+(2026-12-01); a mistaken unit is a thousand."""
 _MATRIX = {OpClass.GEMM: "gemm", OpClass.GROUPED_GEMM: "gemm", OpClass.ATTENTION: "attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measured kernel: what the model says, what was measured, and where it is from."""
+
+    predicted_s: float
+    time_s: float
+    where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,23 +84,34 @@ def fit_kernels(
     Raises:
         SpecError: no class has enough measurements.
     """
-    groups: dict[tuple[str, str, Clock], list[tuple[float, float]]] = defaultdict(list)
+    groups: dict[tuple[str, str, Clock], list[Measured]] = defaultdict(list)
     skipped: dict[str, int] = defaultdict(int)
     for part in measured:
         for reason, count in part.num_ignored.items():
             skipped[reason] += count
-        model = RooflineModel(calibration, sustained=part.measured == "sustained", allow_fallback=True)
-        priced = model.kernel_times(build_graph(part.rows), device, stack or load_stack("megatron-core")).time_s
-        for row, predicted, time in zip(part.rows, priced.tolist(), part.time_s.tolist(), strict=True):
-            dtype = DType(row.dtype).name.lower() if row.op_class in _MATRIX else "any"
-            name = _MATRIX.get(row.op_class, row.op_class.name.lower())
-            groups[name, dtype, part.measured].append((predicted, time))
+        kept = []
+        for number, row in enumerate(part.rows):
+            if reason := _out_of_domain(row, device):
+                skipped[reason] += 1
+            else:
+                kept.append(number)
+        if not kept:
+            continue
+        model = RooflineModel(calibration, sustained=part.measured == "sustained")
+        graph = build_graph([part.rows[number] for number in kept])
+        priced = model.kernel_times(graph, device, stack or load_stack("megatron-core")).time_s
+        for number, predicted in zip(kept, priced.tolist(), strict=True):
+            row, time = part.rows[number], float(part.time_s[number])
+            groups[_class_of(row), _dtype_of(row), part.measured].append(
+                Measured(predicted, time, f"{part.source}: {_class_of(row)} of {list(row.dims)}")
+            )
     corrections, before, after = [], [], []
     for (name, dtype, clock), pairs in sorted(groups.items()):
         if len(pairs) < FEWEST:
             skipped[f"kernels of {name} {dtype}: fewer than {FEWEST}"] += len(pairs)
             continue
-        predicted, time = np.array(pairs).T
+        _check_units(f"{name} {dtype} {clock}", pairs)
+        predicted, time = np.array([(p.predicted_s, p.time_s) for p in pairs]).T
         found = _fit(predicted, time, device.calibration, name, dtype, clock)
         corrections.append(found)
         before.append(float(np.mean(np.abs(predicted / time - 1))))
@@ -101,6 +127,52 @@ def fit_kernels(
         skipped=dict(skipped),
         source=", ".join(part.source for part in measured),
     )
+
+
+def _class_of(row: OpRow) -> str:
+    return _MATRIX.get(row.op_class, row.op_class.name.lower())
+
+
+def _dtype_of(row: OpRow) -> str:
+    return DType(row.dtype).name.lower() if row.op_class in _MATRIX else "any"
+
+
+def _out_of_domain(row: OpRow, device: DeviceSpec) -> str:
+    """Why the model has no time for a measured kernel that a correction could multiply; empty where it has one."""
+    if row.op_class not in _MATRIX:
+        return ""
+    if max(row.dims) > LARGEST_EXTENT:
+        return f"kernels of {_class_of(row)} with a size beyond {LARGEST_EXTENT}"
+    dtype = _dtype_of(row)
+    return "" if dtype in device.peak_flop_per_s else f"kernels in {dtype}, which {device.name} has no rate for"
+
+
+def _check_units(what: str, rows: Sequence[Measured]) -> None:
+    """Refuse times that no GPU of this kind has, or of more than one unit.
+
+    Raises:
+        SpecError: names the rows.
+    """
+    ratio = np.array([row.time_s / row.predicted_s for row in rows])
+    fast = np.flatnonzero(ratio < 1.0 / FASTEST)
+    if fast.size:
+        row = rows[int(fast[0])]
+        raise SpecError(
+            f"{row.where}: time", f"{row.time_s * 1e6:.4g} us",
+            f"is {1.0 / ratio[fast[0]]:.0f} times below the {row.predicted_s * 1e6:.4g} us that the GPU takes, and so "
+            f"are {fast.size} of {len(rows)} kernels of {what} (more than {FASTEST:.0f} times)",
+            "give all times in microseconds, or leave those rows out",
+        )  # fmt: skip
+    middle = float(np.exp(np.median(np.log(ratio))))
+    slow = np.flatnonzero(np.abs(np.log(ratio / middle)) > math.log(WIDEST))
+    if slow.size:
+        row = rows[int(slow[0])]
+        raise SpecError(
+            f"{row.where}: time", f"{row.time_s * 1e6:.4g} us",
+            f"differs from the middle of {what} by more than {WIDEST:.0f} times, as {slow.size} of {len(rows)} kernels "
+            "do, each over its predicted time",
+            "give all times in microseconds, or leave those rows out",
+        )  # fmt: skip
 
 
 def _fit(predicted: Floats, time: Floats, device: str, op_class: str, dtype: str, clock: Clock) -> Correction:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from echo_explore.compute.chip import chip_names
 from echo_explore.compute.corrections import Clock
 from echo_explore.compute.kernel_table import KernelTable
-from echo_explore.compute.table_times import TENSORS, op_class_of
-from echo_explore.compute.tables import attention_table_columns, element_bytes_of, precision_of
+from echo_explore.compute.table_times import TENSORS
+from echo_explore.compute.tables import attention_table_columns, element_bytes_of, op_class_of, precision_of
 from echo_explore.core import SpecError
 from echo_explore.graph import DTYPE_BYTES, DType, OpClass, OpRow, Phase
 from echo_explore.specs import DeviceSpec
@@ -125,6 +125,7 @@ def _gemm_rows(table: KernelTable) -> list[OpRow]:
 
 
 def _attention_rows(table: KernelTable) -> list[OpRow]:
+    table.check_heads()
     names = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "kernel", "pass")
     columns = attention_table_columns({name: table.text(name) for name in names})
     order = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "window")
@@ -136,15 +137,19 @@ def _attention_rows(table: KernelTable) -> list[OpRow]:
 def _stream_rows(table: KernelTable) -> list[OpRow]:
     made = []
     words = zip(
-        table.text("op"), table.text("dtype"), table.text("pass"), table.text("approx_bytes"),
+        table.text("op"), table.text("dtype"), table.text("pass"), table.bytes_or_zero().tolist(),
         table.numbers("rows").astype(np.int64).tolist(), table.numbers("cols").astype(np.int64).tolist(),
         strict=True,
     )  # fmt: skip
-    for op, dtype, direction, stated, rows, columns in words:
+    for number, (op, dtype, direction, stated, rows, columns) in enumerate(words, start=2):
+        op_class = op_class_of(op)
+        if op_class is None:
+            raise SpecError(
+                f"{table.name}: row {number}: op", op, "is no operation that the model knows",
+                "use a name of docs/compute_model.md, or leave the row out",
+            )  # fmt: skip
         backward = direction == "bwd"
         width = element_bytes_of(precision_of(dtype.partition("->")[0]))
-        num_bytes = (
-            float(stated) if stated.strip() else (TENSORS.get(op.lower(), 2.0) + backward) * width * rows * columns
-        )
-        made.append(stream_row(OpClass[op_class_of(op).upper()], rows, columns, num_bytes, backward=backward))
+        num_bytes = stated or (TENSORS.get(op.strip().lower(), 2.0) + backward) * width * rows * columns
+        made.append(stream_row(OpClass[op_class.upper()], rows, columns, num_bytes, backward=backward))
     return made

@@ -69,7 +69,7 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
     for event in kernels:
         duration = event.get("dur")
         if isinstance(duration, bool) or not isinstance(duration, int | float) or not duration > 0:
-            ignored["kernels without a duration"] += 1
+            ignored["kernels without a duration above 0"] += 1
         elif external_id(event) not in operators:
             ignored["kernels without an operator"] += 1
         else:
@@ -81,17 +81,26 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
         except (ValueError, IndexError, TypeError):
             row = None
         if row is None:
-            ignored["operators of no class or without shapes"] += 1
+            ignored["operators of no class, or whose shapes are missing or don't fit together"] += 1
             continue
         rows.append(row)
         seconds.append(microseconds * 1e-6)
+    if ignored["kernels without a duration above 0"] == len(kernels):
+        raise SpecError(
+            f"{path.name}: dur", kernels[0].get("dur"), "must be microseconds above 0, and no kernel has such a one",
+            "export the trace of a run on a GPU again",
+        )  # fmt: skip
     if not rows:
         raise SpecError(
             f"{path.name}: traceEvents", len(kernels), "no kernel belongs to an operator with known shapes",
             "profile with record_shapes=True",
         )  # fmt: skip
     return MeasuredKernels(
-        rows=tuple(rows), time_s=np.array(seconds), measured="sustained", source=path.name, num_ignored=dict(ignored)
+        rows=tuple(rows),
+        time_s=np.array(seconds),
+        measured="sustained",
+        source=path.name,
+        num_ignored={reason: n for reason, n in ignored.items() if n},
     )
 
 
@@ -154,9 +163,11 @@ def operator_row(operator: Mapping[str, Any]) -> OpRow | None:
         first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
         dtype = DTYPES.get(types[first].lower())
         a, b = dims[first], dims[first + 1]
-        if dtype is None or len(a) not in (2, 3):
+        if dtype is None or len(a) not in (2, 3) or len(a) != len(b):
             return None
         batch = int(a[0]) if len(a) == 3 else 1
+        if min(*a, *b) < 1 or a[-1] != b[-2] or a[:-2] != b[:-2]:
+            return None  # shapes of no product
         return gemm_row(batch, int(a[-2]), int(b[-1]), int(a[-1]), dtype)
     if name in ATTENTION:
         return _attention(name, dims, types, arguments.get("Concrete Inputs") or ())
@@ -164,6 +175,8 @@ def operator_row(operator: Mapping[str, Any]) -> OpRow | None:
     if dtype is None or not dims or not dims[0]:
         return None
     width = {DType.BF16: 2.0, DType.FP16: 2.0, DType.FP32: 4.0}.get(dtype, 1.0)
+    if min(dims[0]) < 1:
+        return None
     columns = int(dims[0][-1])
     rows = int(np.prod(dims[0][:-1]))
     if name in STREAMS:
@@ -186,6 +199,8 @@ def _attention(name: str, dims: Sequence[Any], types: Sequence[str], concrete: S
     order = (0, 2, 1, 3) if sequence_first else (0, 1, 2, 3)
     batch, heads, seq_q, head_dim = (int(query[i]) for i in order)
     kv_heads, seq_k = int(key[order[1]]), int(key[order[2]])
+    if min(*query, *key) < 1 or heads % kv_heads or int(key[order[3]]) != head_dim:
+        return None  # shapes of no attention
     window = 0
     if name in FLASH_CAUSAL:
         place = FLASH_CAUSAL[name]

@@ -18,6 +18,15 @@ from echo_explore.core import SpecError
 Floats = npt.NDArray[np.float64]
 CORRECTIONS = "kernel-corrections"
 """`kind` of such a file."""
+FEWEST = 5
+"""Measurements that a class needs to be corrected; fewer say too little about the spread."""
+OP_CLASSES = (
+    "gemm", "attention", "elementwise", "copy", "rope", "norm", "softmax", "reduction", "embedding", "cross_entropy",
+    "optimizer", "permute", "batch_norm", "quantise",
+)  # fmt: skip
+"""Classes that the model corrects: products, attention, and those that only move bytes."""
+MATRIX_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "any")
+"""Data types of products and attention in a correction."""
 Clock = Literal["isolated", "sustained"]
 
 
@@ -89,16 +98,26 @@ def _correction(table: Mapping[str, Any], where: str) -> Correction:
     measured = text("measured")
     if measured not in ("isolated", "sustained"):
         raise SpecError(f"{where}.measured", measured, "must be isolated or sustained", "correct it")
+    op_class = text("op_class")
+    if op_class not in OP_CLASSES:
+        raise SpecError(f"{where}.op_class", op_class, "is no class that is corrected", f"use {', '.join(OP_CLASSES)}")
+    dtype = text("dtype")
+    allowed = MATRIX_DTYPES if op_class in ("gemm", "attention") else ("any",)
+    if dtype not in allowed:
+        raise SpecError(f"{where}.dtype", dtype, f"is no data type of {op_class}", f"use {', '.join(allowed)}")
+    num_rows = table.get("num_rows")
+    if isinstance(num_rows, bool) or not isinstance(num_rows, int) or num_rows < FEWEST:
+        raise SpecError(f"{where}.num_rows", num_rows, f"must be {FEWEST} measurements or more", "measure more kernels")
     sigma = table.get("sigma_log")
     if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0 < sigma < math.inf:
         raise SpecError(f"{where}.sigma_log", sigma, "must be a finite number above 0", "calibrate again")
     return Correction(
         device=text("device"),
-        op_class=text("op_class"),
-        dtype=text("dtype"),
+        op_class=op_class,
+        dtype=dtype,
         measured="isolated" if measured == "isolated" else "sustained",
         time_s=time_s,
         factor=factor,
         sigma_log=float(sigma),
-        num_rows=int(table.get("num_rows", 0)),
+        num_rows=num_rows,
     )

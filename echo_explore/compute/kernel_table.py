@@ -83,8 +83,38 @@ class KernelTable:
             )
         return values
 
+    def check_heads(self) -> None:
+        """Refuse rows of attention whose query heads share keys unevenly.
+
+        Raises:
+            SpecError: kv_heads does not divide heads.
+        """
+        heads, kv_heads = self.numbers("heads"), self.numbers("kv_heads")
+        if (wrong := np.flatnonzero(heads % kv_heads)).size:
+            row = int(wrong[0])
+            raise SpecError(
+                f"{self.name}: row {row + 2}: kv_heads", self.text("kv_heads")[row],
+                f"must divide heads = {heads[row]:.0f}", "correct one of them",
+            )  # fmt: skip
+
+    def bytes_or_zero(self) -> Floats:
+        """(num_rows,) approx_bytes; 0 where a row does not state them.
+
+        Raises:
+            SpecError: a cell is no finite number from 0 up.
+        """
+        cells = self.text("approx_bytes")
+        values = np.array([_number(cell) if cell.strip() else 0.0 for cell in cells])
+        for row, (cell, value) in enumerate(zip(cells, values.tolist(), strict=True)):
+            if not 0 <= value < math.inf:
+                raise SpecError(
+                    f"{self.name}: row {row + 2}: approx_bytes", cell, "must be a number from 0 (not known) up",
+                    "correct it, or leave it empty",
+                )  # fmt: skip
+        return values
+
     def latency_us(self) -> Floats:
-        """(num_rows,) measured microseconds; 0 where a row has no time.
+        """(num_rows,) measured microseconds; 0 where a row has no time or one that is not above 0.
 
         Raises:
             SpecError: a cell is no number, or carries a unit.

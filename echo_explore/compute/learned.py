@@ -4,6 +4,8 @@
 
 A product in 16 bits is never faster, beyond 4.5 %, than the same product with n, k or both divided by 4, 16, 64, ...:
 t(n, k) = max(t'(n, k), 0.955 t'(n // 4^i, k // 4^j) for all i, j), which makes t(n, k) >= 0.955 t(n // 4, k) exact.
+Batched products that leave the matrix units (unaligned rows on Ampere) are slower than t, but never than 1.045 times
+the fastest product that they are a quarter of, so the same holds for them.
 
 References:
     NeuSight, arXiv 2407.13853 (2024): a learned utilisation bounded by the roofline.
@@ -42,6 +44,8 @@ SMALLEST_EXTENT = 32.0
 """Smallest n and k of the tables in 16 bits and below; smaller ones cost the same."""
 QUARTER_FRACTION = 0.955
 """How much faster than its quarter a product may be: within the 5 % that measured tables scatter by."""
+WHOLE_FRACTION = 0.957
+"""How much faster than a quarter that leaves the matrix units; a hair within QUARTER_FRACTION's 5 %."""
 MEASURED_BACKWARD = "cudnn"
 """Kernels whose backward is in the tables; the others take the device's ratio to the forward."""
 CAST_OVER_STATIC = 1.5
@@ -132,16 +136,35 @@ def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "")
         residual = network.residual(gemm_features(rows, chip, peak, element), categories)
         return base * np.exp(np.minimum(residual, network.highest(base, measured_on)))
 
-    time = raw(*clipped(shape))
-    if half:
-        _lift_to_quarters(
-            time, shape, clipped, raw, lambda base: QUARTER_FRACTION * base * np.exp(network.highest(base, measured_on))
-        )
-    flop = 2.0 * np.prod(shape, axis=1)
-    bound = np.maximum(flop / peak, gemm_bytes(shape, element) / chip.bandwidth_bytes_per_s)
+    def highest(base: Floats) -> Floats:
+        most: Floats = QUARTER_FRACTION * base * np.exp(network.highest(base, measured_on))
+        return most
+
+    def bounded(rows: Floats) -> Floats:
+        time = raw(*clipped(rows))
+        if half:
+            _lift_to_quarters(time, rows, clipped, raw, highest)
+        moved_s = gemm_bytes(rows, element) / chip.bandwidth_bytes_per_s
+        least: Floats = np.maximum(time, np.maximum(2.0 * np.prod(rows, axis=1) / peak, moved_s))
+        return least
+
+    time = bounded(shape)
     if chip.architecture == "ampere" and precision in UNALIGNED_BATCHED_FRACTION:
-        bound = np.maximum(bound, unaligned_batched_s(shape, peak, element, UNALIGNED_BATCHED_FRACTION[precision]))
-    return Learned(time_s=np.maximum(time, bound), sigma_log=sigma, generic=generic)
+        slow = unaligned_batched_s(shape, peak, element, UNALIGNED_BATCHED_FRACTION[precision])
+        if (rows := np.flatnonzero(slow > time)).size:
+            time[rows] = np.maximum(time[rows], np.minimum(slow[rows], _fastest_whole_s(shape[rows], bounded)))
+    return Learned(time_s=time, sigma_log=sigma, generic=generic)
+
+
+def _fastest_whole_s(shape: Floats, bounded: Callable[[Floats], Floats]) -> Floats:
+    """(num_rows,) most that a product may take whose n or k is a quarter of some other's; see the module."""
+    least = np.full(shape.shape[0], np.inf)
+    for column in (2, 3):
+        for rest in (-2, -1, 0, 1, 2, 3):  # 2 and 3, like 4 to 7, count 1 as their quarter
+            whole = shape.copy()
+            whole[:, column] = 4.0 * whole[:, column] + np.where(shape[:, column] == 1, rest, max(rest, 0))
+            least = np.minimum(least, bounded(whole))
+    return least / WHOLE_FRACTION
 
 
 def learned_product(shape: Floats, chip: Chip, precision: str, *, source: str = "") -> Learned:

@@ -25,7 +25,7 @@ from echo_explore.compute.learned import (
 )
 from echo_explore.compute.signatures import Bools, Signatures
 from echo_explore.compute.streaming import StreamCoefficients, stream_time_s
-from echo_explore.core import MissingCalibration
+from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DTYPE_BYTES, DType, OpClass
 from echo_explore.specs import DeviceSpec, StackProfile
 
@@ -350,8 +350,10 @@ class Pricing:
         """(num_signatures,) what only a fallback can price.
 
         Raises:
+            SpecError: a size, FLOP or bytes are no such numbers.
             MissingCalibration: there is such a kernel and no fallback is allowed; names the first.
         """
+        _check_numbers(all_)
         lacks_rate = products & ~np.array([self.has_rate(int(d)) for d in all_.dtype], dtype=np.bool_)
         unknown = (all_.op_class == OpClass.OTHER) & (all_.flop > 0)
         sizes = all_.dims.max(axis=1, initial=0) > LARGEST_EXTENT
@@ -368,3 +370,28 @@ class Pricing:
                 f"{name} of {[int(d) for d in all_.dims[first]]}: beyond {LARGEST_EXTENT}", "correct the shape"
             )
         return np.asarray(found, dtype=np.bool_)
+
+
+def _check_numbers(all_: Signatures) -> None:
+    """Refuse kernels of impossible sizes: a price of them would look right.
+
+    Raises:
+        SpecError: the first one.
+    """
+    attention = all_.op_class == OpClass.ATTENTION
+    filled = attention | ((all_.op_class == OpClass.GEMM) & (all_.flop > 0))  # an empty product has no FLOP
+    sizes = np.where(attention, 6, 4)[:, None] > np.arange(all_.dims.shape[1])
+    checks = (
+        ("dims", (all_.dims < 0).any(axis=1), "must not be negative"),
+        ("dims", filled & ((all_.dims < 1) & sizes).any(axis=1), "must be 1 or more"),
+        ("flop", ~((all_.flop >= 0) & np.isfinite(all_.flop)), "must be a finite number from 0 up"),
+        ("bytes", ~((all_.num_bytes >= 0) & np.isfinite(all_.num_bytes)), "must be a finite number from 0 up"),
+    )
+    for name, wrong, rule in checks:
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            value = {"dims": [int(d) for d in all_.dims[row]], "flop": all_.flop[row], "bytes": all_.num_bytes[row]}[
+                name
+            ]
+            where = f"{OpClass(int(all_.op_class[row])).name.lower()}: {name}"
+            raise SpecError(where, str(value), rule, "correct the row of the graph")

@@ -20,13 +20,14 @@ from echo_explore.compute.learned import (
     learned_gemm,
     learned_stream,
 )
-from echo_explore.compute.pricing import FALLBACK_SIGMA_LOG, OTHER_RATE_FRACTION
+from echo_explore.compute.pricing import FALLBACK_SIGMA_LOG, LARGEST_EXTENT, OTHER_RATE_FRACTION
 from echo_explore.compute.tables import (
     attention_table_columns,
     element_bytes_of,
     normal_kernel,
     normal_kv,
     normal_source,
+    op_class_of,
     precision_of,
 )
 from echo_explore.core import MissingCalibration, SpecError
@@ -80,22 +81,39 @@ def table_times(
     reasons: dict[int, str] = {}
     num_fallbacks = 0
     price = _KINDS[table.kind](table)
+    largest = np.max(price.extents, axis=1)
     for words, rows in price.groups.items():
-        index = np.array(rows, dtype=np.intp)
-        try:
-            chip = (chips or {}).get(words[0]) or named_chip(words[0])
+        for index in _split(np.array(rows, dtype=np.intp), largest > LARGEST_EXTENT):
             try:
-                found = price.learned(chip, words, index, calibration)
-            except MissingCalibration:
-                if not allow_fallback:
-                    raise
-                found, num_fallbacks = price.roofline(chip, index), num_fallbacks + index.size
-        except MissingCalibration as error:
-            reasons.update(dict.fromkeys(rows, str(error)))
-            continue
-        predicted[index] = _corrected(found.time_s, calibration, chip, words, price.op_class(words))
-        sigma[index] = found.sigma_log
+                chip = (chips or {}).get(words[0]) or named_chip(words[0])
+                precision_of(words[1].partition("->")[0])  # without its width not even the bytes are known
+                try:
+                    _check_domain(float(largest[index[0]]))
+                    found = price.learned(chip, words, index, calibration)
+                    found_s = _corrected(found.time_s, calibration, chip, words, price.op_class(words))
+                except MissingCalibration:
+                    if not allow_fallback:
+                        raise
+                    found, num_fallbacks = price.roofline(chip, index), num_fallbacks + index.size
+                    found_s = found.time_s
+            except MissingCalibration as error:
+                reasons.update(dict.fromkeys(index.tolist(), str(error)))
+                continue
+            predicted[index], sigma[index] = found_s, found.sigma_log
     return TableTimes(predicted_s=predicted, sigma_log=sigma, reason=reasons, num_fallbacks=num_fallbacks)
+
+
+def _split(index: Ints, beyond: npt.NDArray[np.bool_]) -> list[Ints]:
+    """The rows within the domain and those beyond it, without empty parts."""
+    return [part for part in (index[~beyond[index]], index[beyond[index]]) if part.size]
+
+
+def _check_domain(largest: float) -> None:
+    if largest > LARGEST_EXTENT:
+        raise MissingCalibration(
+            f"size = {largest:.0f}: is beyond {LARGEST_EXTENT}, the largest that the model prices; fix: correct it, or "
+            "give --allow-fallback to price it by the roofline"
+        )
 
 
 def _corrected(time_s: Floats, calibration: Calibration, chip: Chip, words: tuple[str, ...], op_class: str) -> Floats:
@@ -115,18 +133,12 @@ def _grouped(*columns: Sequence[str]) -> dict[tuple[str, ...], list[int]]:
     return dict(groups)
 
 
-def op_class_of(op: str) -> str:
-    """Op class, in lower case, of an operation as tables name it."""
-    word = op.strip().lower()
-    if "norm" in word or word == "ln":
-        return "norm"
-    if "quant" in word:
-        return "quantise"
-    return {"softmax": "softmax", "emb": "embedding", "attn_rope": "rope"}.get(word, "elementwise")
-
-
 class _Rows(Protocol):
     """Rows of one kind: groups that share their words (gpu and dtype first), and how to price a group."""
+
+    @property
+    def extents(self) -> Floats:
+        """(num_rows, num_sizes) that must lie in the domain."""
 
     @property
     def groups(self) -> Mapping[tuple[str, ...], list[int]]:
@@ -151,6 +163,7 @@ def _roofline(chip: Chip, flop: Floats, moved: Floats) -> Learned:
 class _Gemm:
     def __init__(self, table: KernelTable) -> None:
         self.shape = np.column_stack([table.numbers(name) for name in ("batch", "m", "n", "k")])
+        self.extents = self.shape
         self.groups = _grouped(table.text("gpu"), table.text("dtype"), table.text("source"))
 
     def op_class(self, words: tuple[str, ...]) -> str:
@@ -169,8 +182,9 @@ class _Gemm:
 
 class _Attention:
     def __init__(self, table: KernelTable) -> None:
-        for column in ("batch", "heads", "kv_heads", "seq_q", "seq_k"):
-            table.numbers(column)
+        sizes = ("batch", "heads", "kv_heads", "seq_q", "seq_k")
+        self.extents = np.column_stack([table.numbers(column) for column in sizes])
+        table.check_heads()
         for name, allowed in (("pass", PASSES), ("causal", ("0", "1"))):
             for row, cell in enumerate(table.text(name)):
                 if cell.strip() not in allowed:
@@ -223,26 +237,37 @@ class _Attention:
 class _Stream:
     def __init__(self, table: KernelTable) -> None:
         self.rows, self.columns = table.numbers("rows"), table.numbers("cols")
+        self.extents = np.column_stack([self.rows, self.columns])
         self.backward = np.array([cell.strip() == "bwd" for cell in table.text("pass")], dtype=np.float64)
         self.num_bytes = self._bytes(table)
         self.groups = _grouped(table.text("gpu"), table.text("dtype"), table.text("op"), table.text("kernel"))
 
     def _bytes(self, table: KernelTable) -> Floats:
-        known = np.array([float(cell) if cell.strip() else 0.0 for cell in table.text("approx_bytes")])
+        known = table.bytes_or_zero()
         arrays = np.array([TENSORS.get(op.strip().lower(), 2.0) for op in table.text("op")]) + self.backward
         widths = np.array([self._width(dtype) for dtype in table.text("dtype")])
         return np.where(known > 0, known, arrays * widths * self.rows * self.columns)
 
     @staticmethod
     def _width(dtype: str) -> float:
-        return element_bytes_of(precision_of(dtype.partition("->")[0]))
+        try:
+            return element_bytes_of(precision_of(dtype.partition("->")[0]))
+        except MissingCalibration:
+            return np.nan  # its rows are declined
 
     def op_class(self, words: tuple[str, ...]) -> str:
         """See `_Rows`."""
-        return op_class_of(words[2])
+        found = op_class_of(words[2])
+        if found is None:
+            raise MissingCalibration(
+                f"op = {words[2]!r}: is no operation that the model knows; fix: use one of docs/compute_model.md, or "
+                "give --allow-fallback to price it by the roofline"
+            )
+        return found
 
     def learned(self, chip: Chip, words: tuple[str, ...], index: Ints, calibration: Calibration) -> Learned:
         """See `_Rows`."""
+        self.op_class(words)
         return learned_stream(
             self.rows[index], self.columns[index], self.num_bytes[index], self.backward[index], chip,
             op=words[2], kernel=words[3],

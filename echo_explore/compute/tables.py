@@ -22,6 +22,15 @@ PRECISIONS: Mapping[str, tuple[str, float]] = {
 """Data types of tables: precision, and bytes an element."""
 
 
+ELEMENTWISE = frozenset(
+    ("add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "neg", "abs", "exp", "log", "sqrt", "rsqrt",
+     "sin", "cos", "tanh", "sigmoid", "relu", "relu2", "gelu", "silu", "swish", "swiglu", "geglu", "mlp_act", "clamp",
+     "dropout", "where", "masked_fill", "fill", "zero", "copy", "cast", "bias_add", "bias_gelu", "bias_swiglu",
+     "silu_and_mul", "gelu_and_mul", "residual_add", "elementwise")
+)  # fmt: skip
+"""Operations that read each element once and write one: those of the tables, and PyTorch's names of their like."""
+
+
 def precision_of(text: str) -> str:
     """The precision that a table's data type names; a trailing `?` (doubtful) is not heeded.
 
@@ -32,6 +41,17 @@ def precision_of(text: str) -> str:
     if found is None:
         raise MissingCalibration(f"dtype = {text!r}: is not a data type of the model; fix: use {', '.join(PRECISIONS)}")
     return found[0]
+
+
+def op_class_of(op: str) -> str | None:
+    """Op class, in lower case, of an operation as tables name it; None where no class describes it."""
+    word = op.strip().lower()
+    if "norm" in word or word == "ln":
+        return "norm"
+    if "quant" in word:
+        return "quantise"
+    named = {"softmax": "softmax", "emb": "embedding", "attn_rope": "rope"}
+    return named.get(word) or ("elementwise" if word.removesuffix("_") in ELEMENTWISE else None)
 
 
 def element_bytes_of(precision: str) -> float:

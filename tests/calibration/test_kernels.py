@@ -109,6 +109,39 @@ def test_too_few_measurements_are_no_calibration() -> None:
         fit_kernels([few], DEVICE, shipped_calibration())
 
 
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ((1e-3,), "times below the .* us that the GPU takes, and so are 18 of 18 kernels of gemm bf16 isolated"),
+        ((1.0, 1e-3), "and so are 9 of 18 kernels .* fix: give all times in microseconds"),
+        ((1.0, 1.0, 1e3), "differs from the middle of gemm bf16 isolated by more than 200 times, as 6 of 18"),
+    ],
+)
+def test_times_of_another_unit_are_no_calibration(factors: tuple[float, ...], said: str) -> None:
+    good = _measured(1.1)
+    times = good.time_s[: len(SHAPES)] * np.resize(factors, len(SHAPES))
+    mixed = MeasuredKernels(
+        rows=good.rows[: len(SHAPES)], time_s=times, measured="isolated", source="t.csv", num_ignored={}
+    )
+    with pytest.raises(SpecError, match=said):
+        fit_kernels([mixed], DEVICE, shipped_calibration())
+
+
+def test_kernels_that_the_model_has_no_time_for_are_left_out() -> None:
+    bad = [gemm_row(1, 64, 64, 64, DType.FP8)] * 6 + [gemm_row(1, 2**27, 64, 64, DType.BF16)] * 7
+    extra = MeasuredKernels(
+        rows=tuple(bad), time_s=np.ones(13), measured="isolated", source="x", num_ignored={}
+    )  # fmt: skip
+    a100 = device("a100-80gb-hdr")
+    with pytest.raises(
+        SpecError, match=r"6 kernels in fp8, which A100.* has no rate for; 7 kernels of gemm with a size"
+    ):
+        fit_kernels([extra], a100, shipped_calibration())
+    fit = fit_kernels([_measured(1.1), extra], a100, shipped_calibration())
+    assert {c.dtype for c in fit.corrections} == {"bf16", "any"}
+    assert sum(fit.skipped.values()) == 13
+
+
 def _operator(key: int, name: str, dims: list[list[int]], concrete: tuple[str, ...] = ()) -> dict[str, Any]:
     arguments = {
         "External id": key, "Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims), "Concrete Inputs": concrete
@@ -165,8 +198,40 @@ def test_kernels_of_flash_attn_in_a_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        ("aten::mm", [[8, 5], [7, 4]]),
+        ("aten::mm", [[-1, 5], [5, 4]]),
+        ("aten::bmm", [[2, 8, 5], [3, 5, 4]]),
+        ("aten::_scaled_dot_product_flash_attention", [[1, 32, 64, 64], [1, 5, 64, 64], [1, 5, 64, 64]]),
+        ("aten::native_layer_norm", [[4, 0, 16]]),
+    ],
+)
+def test_operators_whose_shapes_do_not_fit_are_counted(tmp_path: Path, name: str, dims: list[list[int]]) -> None:
+    events = [
+        _operator(1, "aten::mm", [[64, 64], [64, 64]]),
+        _operator(2, name, dims),
+        _kernel(1, 5.0),
+        _kernel(2, 5.0),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    measured = read_profiler_trace(path)
+    assert len(measured.rows) == 1
+    assert measured.num_ignored == {"operators of no class, or whose shapes are missing or don't fit together": 1}
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            json.dumps({"traceEvents": [_operator(1, "aten::mm", [[8, 8], [8, 8]]), _kernel(1, 0.0)]}),
+            "dur = 0.0: must be microseconds above 0",
+        ),
+        (
+            json.dumps({"traceEvents": [_operator(1, "aten::mm", [[8, 8], [8, 8]]), _kernel(1, -2.0)]}),
+            "dur = -2.0: must be microseconds above 0",
+        ),
         ("{}", "traceEvents = '\\(missing\\)': must be a list"),
         ("no json", "is no JSON trace"),
         ('{"traceEvents": []}', "holds no GPU kernels; fix: profile with ProfilerActivity.CUDA"),

@@ -36,12 +36,20 @@ def _shape(*sizes: int) -> np.ndarray:
     return np.array([[1, *sizes]], dtype=np.float64)
 
 
-@given(gpus, st.sampled_from(["bf16", "fp16"]), st.integers(1, 40_000), extents, extents, st.sampled_from([2, 3]))
-@example(named_chip("H20"), "bf16", 20_000, 16_384, 8, 3)  # 8 and 2 both count as 32
+@given(
+    gpus, st.sampled_from(["bf16", "fp16"]), st.sampled_from([1, 2, 64, 384]), st.integers(1, 40_000), extents, extents,
+    st.sampled_from([2, 3]),
+)  # fmt: skip
+@example(named_chip("H20"), "bf16", 1, 20_000, 16_384, 8, 3)  # 8 and 2 both count as 32
+@example(named_chip("A100-SXM4-80GB"), "bf16", 64, 2048, 2048, 600, 3)  # 150 leaves the matrix units, 600 does not
+@example(named_chip("A100-SXM4-80GB"), "bf16", 64, 2048, 150, 2400, 3)
+@example(named_chip("A100-SXM4-80GB"), "bf16", 64, 65536, 3, 4096, 2)  # a quarter of 3 is 1
 @settings(max_examples=300, deadline=None)
-def test_a_quarter_of_any_n_or_k_is_not_slower(chip: Chip, precision: str, m: int, n: int, k: int, column: int) -> None:
+def test_a_quarter_of_any_n_or_k_is_not_slower(
+    chip: Chip, precision: str, batch: int, m: int, n: int, k: int, column: int
+) -> None:
     precision = precision if precision in chip.peak_flop_per_s else "fp16"
-    whole = _shape(m, n, k)
+    whole = np.array([[batch, m, n, k]], dtype=np.float64)
     quarter = whole.copy()
     quarter[0, column] = max(1, whole[0, column] // 4)
     times = [float(learned_gemm(s, chip, precision).time_s[0]) for s in (whole, quarter)]
@@ -199,14 +207,19 @@ def test_an_unknown_gpu_with_more_exponentials_is_faster_at_attention() -> None:
 
 
 def test_batched_products_with_unaligned_rows_leave_the_matrix_units() -> None:
-    """torch.bmm on A100 under CUDA 11.6: pytorch/pytorch issue 83272 (August 2022), milliseconds."""
+    """torch.bmm on A100 under CUDA 11.6: pytorch/pytorch issue 83272 (August 2022), milliseconds.
+
+    Its 9.232 ms in bf16 are more than four times what 560 columns take, so the rule of quarters holds them down.
+    """
     chip = named_chip("A100-SXM4-40GB")
     aligned, unaligned = np.array([[512.0, 1024, 128, 1024]]), np.array([[384.0, 1024, 140, 1024]])
     for shape, precision, measured_ms in (
-        (aligned, "fp16", 1.037), (aligned, "bf16", 1.036), (unaligned, "fp16", 2.092), (unaligned, "bf16", 9.232)
+        (aligned, "fp16", 1.037), (aligned, "bf16", 1.036), (unaligned, "fp16", 2.092)
     ):  # fmt: skip
         assert learned_gemm(shape, chip, precision).time_s[0] * 1e3 == pytest.approx(measured_ms, rel=0.2)
     one, other = unaligned.copy(), named_chip("H100")
+    whole = learned_gemm(np.array([[384.0, 1024, 560, 1024]]), chip, "bf16").time_s[0]
+    assert whole < learned_gemm(unaligned, chip, "bf16").time_s[0] < 9.232e-3
     one[0, 0] = 1.0
     padded = np.array([[384.0, 1024, 144, 1024]])
     assert learned_gemm(one, chip, "bf16").time_s[0] < learned_gemm(unaligned, chip, "bf16").time_s[0] / 384 * 50
@@ -303,7 +316,7 @@ def test_the_backward_of_cudnn_is_the_same_in_graphs_and_tables() -> None:
 def test_corrections_are_applied_last_and_to_their_class_only(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     table = '[[correction]]\ndevice = "a100-sxm4-80gb"\nop_class = "{}"\ndtype = "{}"\nmeasured = "sustained"\n'
-    values = "time_us = [10, 1000]\nfactor = [2.0, 1.5]\nsigma_log = 0.04\n"
+    values = "time_us = [10, 1000]\nfactor = [2.0, 1.5]\nsigma_log = 0.04\nnum_rows = 5\n"
     head = 'schema = 1\nkind = "kernel-corrections"\n'
     path.write_text(head + table.format("gemm", "fp16") + values + table.format("norm", "any") + values)
     mine, shipped = RooflineModel(load_calibration(path)), RooflineModel.shipped()
@@ -329,12 +342,15 @@ def test_corrections_are_applied_last_and_to_their_class_only(tmp_path: Path) ->
         ("sigma_log = 0.04", "sigma_log = 0", "must be a finite number above 0"),
         ('device = "x"', "device = 3", "must be a text"),
         ("schema = 1", "schema = 7", "must be 1"),
+        ("num_rows = 5", "num_rows = 4", "num_rows = 4: must be 5 measurements or more"),
+        ('op_class = "gemm"', 'op_class = "GEM"', "op_class = 'gem': is no class that is corrected; fix: use gemm"),
+        ('dtype = "fp16"', 'dtype = "float16"', "dtype = 'float16': is no data type of gemm; fix: use fp32"),
     ],
 )
 def test_wrong_corrections_name_the_place(tmp_path: Path, old: str, new: str, said: str) -> None:
     text = (
         'schema = 1\nkind = "kernel-corrections"\n[[correction]]\ndevice = "x"\nop_class = "gemm"\ndtype = "fp16"\n'
-        'measured = "sustained"\ntime_us = [10, 1000]\nfactor = [2.0, 1.5]\nsigma_log = 0.04\n'
+        'measured = "sustained"\ntime_us = [10, 1000]\nfactor = [2.0, 1.5]\nsigma_log = 0.04\nnum_rows = 5\n'
     )
     path = tmp_path / "wrong.toml"
     path.write_text(text.replace(old, new))

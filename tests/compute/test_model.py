@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,3 +270,19 @@ def test_a_calibration_file_can_replace_the_shipped_one(tmp_path: Path) -> None:
     mine = RooflineModel.from_file(copy)
     graph = build_graph([gemm(1, 2048, 4096, 4096)])
     assert mine.kernel_times(graph, device(), STACK).time_s == MODEL.kernel_times(graph, device(), STACK).time_s
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dims": (1, 0, 64, 64)}, r"gemm: dims = '\[1, 0, 64, 64.*must be 1 or more"),
+        ({"dims": (1, -4, 64, 64)}, r"gemm: dims = '\[1, -4, 64, 64.*must not be negative"),
+        ({"bytes_read": float("nan")}, "gemm: bytes = 'nan': must be a finite number from 0 up"),
+        ({"flop": float("inf")}, "gemm: flop = 'inf': must be a finite number"),
+        ({"op_class": OpClass.ATTENTION, "dims": (1, 8, 8, 0, 512, 64, 1, 0)}, "attention: dims .* must be 1 or more"),
+    ],
+)
+def test_kernels_of_impossible_sizes_have_no_price(change: dict[str, Any], said: str) -> None:
+    graph = build_graph([gemm(1, 64, 64, 64), replace(gemm(1, 64, 64, 64), **change)])
+    with pytest.raises(SpecError, match=said):
+        RooflineModel.shipped(allow_fallback=True).kernel_times(graph, device(), stack())

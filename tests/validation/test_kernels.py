@@ -38,7 +38,8 @@ def test_products_are_predicted_and_what_no_gpu_computes_is_declined(tmp_path: P
     assert "fp8: a100-sxm4-80gb has no such rate" in rows[1]["reason"]
     assert "is not in the catalogue of GPUs" in rows[3]["reason"]
     assert rows[0]["m"] == "4096"
-    assert (scores.num_rows, scores.num_short, scores.num_declined) == (5, 1, 2)
+    assert (scores.num_rows, scores.num_short, scores.num_declined) == (5, 0, 2)
+    assert list(scores.untimed) == [6]
     declined = scores.groups["A100-SXM4-80GB fp8"]
     assert (declined.coverage_fraction, declined.mean) == (0.0, 1.0)
     assert scores.groups["A100-SXM4-80GB bfloat16"].num_rows == 1
@@ -102,6 +103,14 @@ def test_a_gpu_of_ones_own(tmp_path: Path) -> None:
         (GEMM + "A100-SXM4-80GB,bfloat16,1,8.5,8,8,3,\n", "row 2: m = '8.5': must be a whole number from 1 up"),
         (GEMM + "A100-SXM4-80GB,bfloat16,1,8\n", "row 2 = 4: has not 8 cells"),
         (ATTENTION + "GB300,bfloat16,,1,1,1,512,512,x,1,fwd,9,cudnn,\n", "head_dim = 'x'"),
+        (
+            ATTENTION + "GB300,bfloat16,,1,32,5,512,512,64,1,fwd,9,cudnn,\n",
+            "row 2: kv_heads = '5': must divide heads = 32",
+        ),
+        (
+            STREAM + "A100-SXM4-80GB,add,float16,8,8,fwd,25,nan,\n",
+            "row 2: approx_bytes = 'nan': must be a number from 0",
+        ),
         (ATTENTION + "GB300,bfloat16,,1,1,1,512,512,64,1,sideways,9,cudnn,\n", "pass = 'sideways': must be fwd or bwd"),
     ],
 )
@@ -116,3 +125,57 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         _run(tmp_path, GEMM + "A100-SXM4-80GB,bfloat16,1,8,8,8,3,\n")
     with pytest.raises(SpecError, match="does not exist"):
         read_kernel_table(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize("allow_fallback", [False, True])
+@pytest.mark.parametrize(
+    ("head", "good", "bad"),
+    [
+        (GEMM, "A100-SXM4-80GB,bfloat16,1,4096,4096,4096,600,\n", "A100-SXM4-80GB,int4,1,4096,4096,4096,600,\n"),
+        (STREAM, "A100-SXM4-80GB,add,float16,8192,8192,fwd,250,,\n", "A100-SXM4-80GB,add,int4,8192,8192,fwd,250,,\n"),
+    ],
+)
+def test_a_data_type_that_nobody_knows_costs_its_row_only(
+    tmp_path: Path, head: str, good: str, bad: str, allow_fallback: bool
+) -> None:
+    scores, rows = _run(tmp_path, head + good + bad, allow_fallback=allow_fallback)
+    assert [bool(row["predicted_us"]) for row in rows] == [True, False]
+    assert "dtype = 'int4': is not a data type of the model" in rows[1]["reason"]
+    assert (scores.num_declined, scores.num_fallbacks) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "good", "bad", "said"),
+    [
+        (GEMM, "H100-SXM5-80GB,bfloat16,1,4096,4096,4096,250,\n",
+         "H100-SXM5-80GB,bfloat16,1,100000000,4096,4096,250,\n",
+         "size = 100000000: is beyond 67108864"),
+        (STREAM, "A100-SXM4-80GB,add,float16,8192,8192,fwd,250,,\n",
+         "A100-SXM4-80GB,frob,float16,8192,8192,fwd,250,,\n",
+         "op = 'frob': is no operation that the model knows"),
+    ],
+)  # fmt: skip
+def test_rows_outside_the_domain_are_declined_or_fall_back(
+    tmp_path: Path, head: str, good: str, bad: str, said: str
+) -> None:
+    _, rows = _run(tmp_path, head + good + bad)
+    assert [bool(row["predicted_us"]) for row in rows] == [True, False]
+    assert said in rows[1]["reason"]
+    (tmp_path / "predicted.csv").unlink()
+    scores, rows = _run(tmp_path, head + good + bad, allow_fallback=True)
+    assert scores.num_fallbacks == 1
+    assert float(rows[1]["predicted_us"]) > 0
+
+
+def test_rows_without_a_time_or_in_another_unit_are_named(tmp_path: Path) -> None:
+    row = "A100-SXM4-80GB,bfloat16,1,4096,4096,4096,{},\n"
+    text = _run(tmp_path, GEMM + "".join(row.format(time) for time in ("600", "0.6", "", "-3")))[0].text()
+    assert "4 rows, 1 below 10 us, 2 without a time" in text
+    assert "not above 0 in 2 rows (row 4, 5)" in text
+    assert "more than 20 times off the prediction in 1 rows (row 3): all times must be in microseconds" in text
+
+
+def test_a_table_of_short_kernels_has_no_score(tmp_path: Path) -> None:
+    text = _run(tmp_path, GEMM + "A100-SXM4-80GB,bfloat16,1,8,8,8,3,\n")[0].text()
+    assert "nan" not in text
+    assert "no score: no row has a time of 10 us or more" in text
