@@ -1,12 +1,17 @@
 """Time the compute model: distinct kernels priced a second, and its load. By hand: python -m scripts.bench_kernels.
 
 Every kernel is of another shape, so that none is priced from its like. Loading: from an imported package to a priced
-product and a priced cast, in a process of its own, files and networks read. Seconds are those of the
-processor, over all threads, so that neighbours on a shared machine do not count.
+product and a priced cast, in a process of its own, files and networks read. Everything runs on one thread; seconds are
+those of the processor, so that neighbours on a shared machine do not count.
 """
+# ruff: noqa: E402
 
 import argparse
 import os
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+os.environ.update(dict.fromkeys(THREADS, "1"))  # before numpy: its BLAS reads them once
+
 import platform
 import statistics
 import subprocess

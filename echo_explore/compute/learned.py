@@ -31,6 +31,7 @@ from echo_explore.compute.gemm_features import FLOOR_CYCLES, gemm_base_s, gemm_b
 from echo_explore.compute.network import ResidualNetwork, load_networks
 from echo_explore.compute.stream_features import stream_base_s, stream_features
 from echo_explore.compute.tables import element_bytes_of, kernel_family
+from echo_explore.core import SpecError
 
 Floats = npt.NDArray[np.float64]
 
@@ -85,6 +86,24 @@ class Learned:
 def network_file(name: str) -> Mapping[str, ResidualNetwork]:
     """The shipped networks `name` and `name` + `_generic`."""
     return load_networks(_FOLDER / f"{name}.toml")
+
+
+def check_kernels(attention_kernel: str, kernel_source: str) -> None:
+    """Refuse words of a stack profile that no network knows: they would change nothing.
+
+    Raises:
+        SpecError: names the words that count.
+    """
+    attention = network_file("attention")["attention"]
+    sources = (network_file("gemm_half")["gemm_half"], attention)
+    for field, value, known in (
+        ("attention_kernel", attention_kernel, attention.names("kernel")),
+        ("kernel_source", kernel_source, sorted({name for network in sources for name in network.names("source")})),
+    ):
+        if value and value not in known and not (field == "attention_kernel" and kernel_family(value)):
+            raise SpecError(
+                f"stack.{field}", value, "is in no table of kernels", f"use {', '.join(known)}, or leave it empty"
+            )
 
 
 def _choose(name: str, chip: Chip) -> tuple[ResidualNetwork, list[str], float, bool]:

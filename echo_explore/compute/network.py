@@ -77,6 +77,11 @@ class ResidualNetwork:
             return np.full(base_s.shape, self.residual_high)
         return np.interp(np.log(base_s), np.log(self.ceiling_base_s), self.ceiling.get(device, self.ceiling["*"]))
 
+    def names(self, field: str) -> list[str]:
+        """Values of a field of categories that the fit has seen."""
+        found = (category.partition(":") for category in self.categories)
+        return [value for name, _, value in found if name == field and value != "*"]
+
     def knows(self, category: str) -> bool:
         """Whether the fit has seen it."""
         return category in self._columns

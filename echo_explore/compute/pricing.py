@@ -19,6 +19,7 @@ from echo_explore.compute.gemm_features import gemm_bytes
 from echo_explore.compute.learned import (
     MEASURED_BACKWARD,
     Learned,
+    check_kernels,
     learned_attention,
     learned_product,
     learned_stream,
@@ -83,6 +84,14 @@ class Pricing:
         self.assumed: list[str] = []
         names = {device.calibration.lower(), device.name.lower()}
         self.corrections = [c for c in calibration.corrections if c.device in names]
+        if calibration.corrections and not self.corrections:
+            others = ", ".join(sorted({c.device for c in calibration.corrections}))
+            self.note(
+                f"calibration: no correction is of {device.calibration} (they are of {others}), so none counts; "
+                "calibrate on this GPU, or name its cluster"
+            )
+        if stack.attention_kernel or stack.kernel_source:
+            check_kernels(stack.attention_kernel, stack.kernel_source)
         if own is None:
             self.note(f"{device.calibration}: no coefficients, priced from its specification")
 

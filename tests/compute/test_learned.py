@@ -356,3 +356,25 @@ def test_wrong_corrections_name_the_place(tmp_path: Path, old: str, new: str, sa
     path.write_text(text.replace(old, new))
     with pytest.raises(SpecError, match=said):
         load_calibration(path)
+
+
+def test_corrections_of_another_gpu_are_said_to_count_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'schema = 1\nkind = "kernel-corrections"\n[[correction]]\ndevice = "h100-sxm5-80gb"\nop_class = "gemm"\n'
+        'dtype = "fp16"\nmeasured = "sustained"\ntime_us = [10]\nfactor = [2.0]\nsigma_log = 0.04\nnum_rows = 5\n'
+    )
+    graph, mine = build_graph([gemm(1, 64, 64, 64)]), RooflineModel.from_file(path)
+    said = "no correction is of a100-sxm4-80gb (they are of h100-sxm5-80gb), so none counts"
+    assert any(said in line for line in mine.kernel_times(graph, device(), stack()).extrapolated)
+    assert not any(
+        "so none counts" in line for line in mine.kernel_times(graph, device("h100-ndr"), stack()).extrapolated
+    )
+
+
+@pytest.mark.parametrize("field", ["attention_kernel", "kernel_source"])
+def test_kernels_of_a_stack_that_no_table_has_are_refused(field: str) -> None:
+    wrong = stack().model_copy(update={field: "nosuch"})
+    graph = build_graph([gemm(1, 64, 64, 64)])
+    with pytest.raises(SpecError, match=f"stack.{field} = 'nosuch': is in no table of kernels; fix: use "):
+        MODEL.kernel_times(graph, device(), wrong)
