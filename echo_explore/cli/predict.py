@@ -152,6 +152,7 @@ def predict_command(
             placement=placement,
             routing=routing,
             overrides=tuple(sets or ()),
+            allow_fallback=allow_fallback,
         )
     if options is None or framework in PARALLELISMS:
         _check_writable(timeline)

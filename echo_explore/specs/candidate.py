@@ -125,6 +125,7 @@ def make_candidate(
     stack: StackProfile,
     num_gpus: int | None = None,
     placement: Placement = DEFAULT_PLACEMENT,
+    allow_fallback: bool = False,
 ) -> Candidate:
     """A legal candidate with data_parallel, recipe defaults and layer split filled in.
 
@@ -146,7 +147,8 @@ def make_candidate(
             f"{cluster.name} has no fabric between hosts, and one holds {cluster.node.domain_gpus}",
             "use fewer GPUs, or describe the fabric",
         )
-    if recipe.precision != "fp32" and recipe.precision not in cluster.device.peak_flop_per_s:
+    known = recipe.precision == "fp32" or recipe.precision in cluster.device.peak_flop_per_s
+    if not known and not allow_fallback:
         have = ", ".join(cluster.device.peak_flop_per_s)
         raise SpecError("precision", recipe.precision, f"{cluster.device.name} has no such rate", f"use one of {have}")
     if recipe.overlap_tensor and layout.tensor_parallel > 1 and not layout.sequence_parallel:

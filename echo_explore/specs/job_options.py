@@ -43,6 +43,7 @@ class JobOptions:
     placement: str | None = None
     routing: str | None = None
     overrides: tuple[str, ...] = field(default=())
+    allow_fallback: bool = False  # a precision that the GPU lacks is left to the fallback of the compute model
 
 
 def job_options(values: dict[str, Any]) -> JobOptions:
@@ -99,6 +100,7 @@ def candidate_of(options: JobOptions) -> Candidate:
         stack=stack,
         num_gpus=options.num_gpus,
         placement=DEFAULT_PLACEMENT if options.placement is None else parse_placement(options.placement),
+        allow_fallback=options.allow_fallback,
     )
 
 

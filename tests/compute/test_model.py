@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from echo_explore.compute import RooflineModel
 from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DTYPE_BYTES, Collective, DType, OpClass, OpKind, OpRow, Phase, build_graph
-from echo_explore.specs import DeviceSpec
+from echo_explore.specs import DeviceSpec, JobOptions, candidate_of
 from tests.compute.graphs import attention, device, gemm, gpt_layer, stack, stream
 
 MODEL = RooflineModel.shipped()
@@ -286,3 +286,22 @@ def test_kernels_of_impossible_sizes_have_no_price(change: dict[str, Any], said:
     graph = build_graph([gemm(1, 64, 64, 64), replace(gemm(1, 64, 64, 64), **change)])
     with pytest.raises(SpecError, match=said):
         RooflineModel.shipped(allow_fallback=True).kernel_times(graph, device(), stack())
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused_or_left_to_the_fallback() -> None:
+    options = JobOptions(
+        model="gpt-22b",
+        cluster="a100-80gb-hdr",
+        layout="tp=8",
+        global_batch_size=4,
+        micro_batch_size=4,
+        precision="fp8",
+    )
+    with pytest.raises(SpecError, match=r"precision = 'fp8': A100.* has no such rate"):
+        candidate_of(options)
+    candidate = candidate_of(replace(options, allow_fallback=True))
+    graph = build_graph([gemm(1, 4096, 4096, 4096, dtype=DType.FP8), gemm(1, 4096, 4096, 4096)])
+    found = RooflineModel.shipped(allow_fallback=True).kernel_times(graph, candidate.cluster.device, candidate.stack)
+    assert found.num_fallbacks == 1
+    assert found.time_s[0] == pytest.approx(2 * 4096**3 / (312e12 / 2))  # at half the 16-bit rate, never the 8-bit one
+    assert any("fallback: 1 kernels without a model (gemm) priced by the roofline" in x for x in found.extrapolated)
