@@ -55,6 +55,11 @@ class _Renamed:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._modules = {own_path(path): module for path, module in model.named_modules()}
+
+    def get_submodule(self, path: str) -> Any:
+        """The module of a path of this package."""
+        return self._modules[path]
 
     def named_parameters(self) -> Iterator[tuple[str, Any]]:
         """Path and local part; split ones say so, as Megatron's do."""
