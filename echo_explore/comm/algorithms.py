@@ -19,7 +19,8 @@ import numpy as np
 
 from echo_explore.comm.coefficients import RingCosts
 from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
-from echo_explore.comm.spines import Pattern, spine_share
+from echo_explore.comm.routed import Pattern
+from echo_explore.comm.spines import routed_step_s, spine_share
 
 SIMPLE = 2
 """Index of Simple in PROTOCOLS."""
@@ -76,14 +77,15 @@ def network_rate(
     return groups.network_bytes_per_s * share * q * network.protocol_efficiency[protocol]
 
 
-def _across_s(groups: GroupArrays, links: ClusterLinks, steps: Floats, protocol: int) -> Floats:
+def _across_s(
+    groups: GroupArrays, links: ClusterLinks, steps: Floats, protocol: int, pattern: Pattern = "neighbours"
+) -> Floats:
     """Set-up and steps between nodes; 0 inside one node."""
     if not groups.crosses.any():
         return np.zeros_like(groups.num_nodes)
     network = links.network
-    return np.where(
-        groups.crosses, network.base_s + steps * network.hop_factor[protocol] * links.network_latency_s, 0.0
-    )
+    step_s = network.hop_factor[protocol] * links.network_latency_s + routed_step_s(groups, links, pattern)
+    return np.where(groups.crosses, network.base_s + steps * step_s, 0.0)
 
 
 def _hidden_bytes(costs: RingCosts, links: ClusterLinks, protocol: int, rounds: int) -> float:
@@ -141,7 +143,9 @@ def tree(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCost
     """
     r = groups.ranks_per_node
     latency = costs.launch_s[protocol] + 2 * (r - 1) * costs.hop_factor[protocol] * links.link_latency_s
-    latency = latency + _across_s(groups, links, TREE_STEPS[protocol] * _tree_steps(groups, collnet=False), protocol)
+    latency = latency + _across_s(
+        groups, links, TREE_STEPS[protocol] * _tree_steps(groups, collnet=False), protocol, "tree"
+    )
     e = links.scale_up.tree_efficiency * costs.efficiency[protocol] / max(costs.efficiency)
     inner = np.where(r > 1, 2.0 / (links.scale_up_bytes_per_s * e), 0.0)
     outer = _tree_seconds_per_byte(groups, links, protocol, collnet=False)
@@ -155,7 +159,7 @@ def collnet(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingC
     """
     r = groups.ranks_per_node
     latency = costs.launch_s[SIMPLE] + 2 * (r - 1) * costs.hop_factor[SIMPLE] * links.link_latency_s
-    latency = latency + _across_s(groups, links, _tree_steps(groups, collnet=True), SIMPLE)
+    latency = latency + _across_s(groups, links, _tree_steps(groups, collnet=True), SIMPLE, "tree")
     e = links.scale_up.tree_efficiency * costs.efficiency[SIMPLE] / max(costs.efficiency)
     inner = np.where(r > 1, 2.0 / (links.scale_up_bytes_per_s * e), 0.0)
     outer = _tree_seconds_per_byte(groups, links, SIMPLE, collnet=True)
@@ -174,7 +178,7 @@ def nvls(groups: GroupArrays, links: ClusterLinks, size: Floats, *, reducing_net
     switch, w = links.scale_up.switch, links.scale_up_bytes_per_s
     inner = 1.0 / np.minimum(w * switch.efficiency, w / (1.0 + 1.0 / groups.ranks_per_node))
     steps = _tree_steps(groups, collnet=reducing_network) * (1.0 if reducing_network else TREE_STEPS[SIMPLE])
-    latency = switch.launch_s + _across_s(groups, links, steps, SIMPLE)
+    latency = switch.launch_s + _across_s(groups, links, steps, SIMPLE, "tree")
     outer = _tree_seconds_per_byte(groups, links, SIMPLE, collnet=reducing_network)
     return AlgorithmTime(latency_s=latency, stream_s=size * np.maximum(inner, np.where(groups.crosses, outer, 0.0)))
 
@@ -201,7 +205,7 @@ def _tree_steps(groups: GroupArrays, *, collnet: bool) -> Floats:
 def _tree_seconds_per_byte(groups: GroupArrays, links: ClusterLinks, protocol: int, *, collnet: bool) -> Floats:
     """Seconds a byte between nodes, f / (B q_p); f = 1 also where switches reduce: a node sends S once."""
     f = np.where((groups.num_nodes == 2) | collnet, 1.0, 2.0)
-    return f / network_rate(groups, links, links.network.tree_efficiency, protocol)
+    return f / network_rate(groups, links, links.network.tree_efficiency, protocol, pattern="tree")
 
 
 def all_to_all(
@@ -226,7 +230,7 @@ def all_to_all(
     inner = ((r - 1) / n * (moved + idle) + relayed * size) / (links.scale_up_bytes_per_s * costs.efficiency[simple])
     protocol = _PAIR_PROTOCOL[simple]
     latency = costs.launch_s[simple] + np.maximum(n - 1 - costs.parallel_messages, 0.0) * costs.message_s[simple]
-    latency = latency + _across_s(groups, links, np.ones_like(n), protocol)
+    latency = latency + _across_s(groups, links, np.ones_like(n), protocol, "pairs")
     rate = network_rate(groups, links, links.network.pair_efficiency, protocol, pattern="pairs", pxn=pxn)
     outer = r * (n - r) / n * size / rate
     outer = np.where(groups.crosses, outer, 0.0)
@@ -237,7 +241,7 @@ def all_to_all(
 def send(groups: GroupArrays, links: ClusterLinks, size: Floats, *, simple: int) -> AlgorithmTime:
     """One send: t = a_p + (S - F)+ / (W e_p) inside a node, a_p + g + S / (B q) between nodes."""
     costs, protocol = links.scale_up.send, _PAIR_PROTOCOL[simple]
-    latency = costs.launch_s[simple] + _across_s(groups, links, np.ones_like(groups.num_ranks), protocol)
+    latency = costs.launch_s[simple] + _across_s(groups, links, np.ones_like(groups.num_ranks), protocol, "shift")
     rate = np.where(
         groups.crosses,
         network_rate(groups, links, links.network.rail_efficiency, protocol, pattern="shift"),

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_explore.comm.coefficients import DEFAULT, ExchangeCosts
-from echo_explore.comm.paths import ClusterLinks, Floats, network_share
+from echo_explore.comm.paths import ClusterLinks, Floats, group_arrays, network_share
+from echo_explore.comm.spines import spine_share
 from echo_explore.core import MissingCalibration
 from echo_explore.specs import DeviceSpec
 from echo_explore.topology import GroupShape
@@ -106,7 +107,8 @@ def exchange_time_s(request: ExchangeRequest, costs: ExchangeCosts, links: Clust
     network_s = 0.0
     if group.num_nodes > 1:
         leaving = (1.0 - 1.0 / group.num_nodes) * request.domain_visits * request.token_bytes
-        share = network_share(group, links) / group.ranks_per_node
+        spread = group_arrays(links, group.num_ranks, group.ranks_per_node, group.groups_per_node, group.node_stride)
+        share = network_share(group, links) * float(spine_share(spread, links, "pairs")[0]) / group.ranks_per_node
         network_s = leaving / (share * costs.network_efficiency)
     columns = (
         np.array([float(value)])

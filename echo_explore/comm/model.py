@@ -54,7 +54,7 @@ class HierarchicalModel:
     reference: ClassVar[str] = (
         "Rings, trees, CollNet, NVLS, PAT and direct exchange over LL, LL128 and Simple; NCCL 2.18 tuning.cc (2023)"
     )
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     coefficients: CommCoefficients
     forced: ForcedChoice = field(default_factory=ForcedChoice)
     library: str = BASE

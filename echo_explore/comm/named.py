@@ -17,6 +17,7 @@ from echo_explore.comm.choice import HALVING_DOUBLING, OWN_KERNELS, OWN_PROTOCOL
 from echo_explore.comm.coefficients import OneShotCosts
 from echo_explore.comm.custom import custom_regime, own_kernel_s
 from echo_explore.comm.paths import ClusterLinks, Floats, GroupArrays
+from echo_explore.comm.routed import routed_share
 from echo_explore.comm.schedule import CollectivePlan
 
 _OTHERS_S: Final = 1e6
@@ -99,7 +100,10 @@ def halving_doubling(groups: GroupArrays, links: ClusterLinks, size: Floats) -> 
     rate = groups.network_bytes_per_s * q
     outer = np.zeros_like(size)
     for i in range(1, int(far.max(initial=0.0)) + 1):
-        share = _share_of_step(nodes / 2.0**i * groups.node_stride, links)
+        if links.routed is None:
+            share = _share_of_step(nodes / 2.0**i * groups.node_stride, links)
+        else:
+            share = _routed_share_of_step(groups, links, i)
         outer = outer + np.where(i <= far, r * size / 2.0**i / (rate * share), 0.0)
     inner = (r - 1) / n * size / (links.scale_up_bytes_per_s * costs.efficiency[SIMPLE])
     local = size / n / (links.scale_up_bytes_per_s * costs.local_efficiency)
@@ -108,6 +112,19 @@ def halving_doubling(groups: GroupArrays, links: ClusterLinks, size: Floats) -> 
     return AlgorithmTime(
         latency_s=latency + np.where(groups.crosses, across, 0.0), stream_s=2 * (outer + inner) + local
     )
+
+
+def _routed_share_of_step(groups: GroupArrays, links: ClusterLinks, step: int) -> Floats:
+    """The same on a routed fabric; 1 for groups that have no such step."""
+    columns = zip(
+        groups.num_nodes, groups.node_stride, groups.groups_per_node * groups.network_bytes_per_s, strict=True
+    )
+    share = np.ones_like(groups.num_nodes)
+    for i, (nodes, stride, takes) in enumerate(columns):
+        if links.routed is not None and nodes >= 2.0**step:
+            found = routed_share(links.routed, int(nodes), int(stride), "exchange", int(nodes / 2.0**step))
+            share[i] = min(1.0, found.bytes_per_s / takes)
+    return share
 
 
 def _share_of_step(distance: Floats, links: ClusterLinks) -> Floats:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.comm.coefficients import CommCoefficients, NetworkCoefficients, ScaleUpCoefficients
+from echo_explore.comm.routed import RoutedFabric, routed_fabric
 from echo_explore.core import PlacementError
 from echo_explore.specs import ClusterSpec
 from echo_explore.topology import GroupShape
@@ -31,6 +32,7 @@ class ClusterLinks:
         core_oversubscription: bandwidth below over bandwidth above a pod's spines.
         has_rails: a leaf holds one card of each host.
         num_rails: cards of a domain that lie on leaves of their own; 1 without rails.
+        routed: a fabric that is no Clos and no single switch.
     """
 
     scale_up: ScaleUpCoefficients
@@ -51,6 +53,7 @@ class ClusterLinks:
     core_oversubscription: float
     has_rails: bool
     num_rails: int
+    routed: RoutedFabric | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class GroupArrays:
         ranks_per_node: r, at most n.
         network_bytes_per_s: B of the group out of a domain, one direction; infinite inside one domain.
         node_stride: domains from one of the group to the next; 1: neighbours.
+        groups_per_node: groups that share the cards of a domain.
     """
 
     num_ranks: Floats
@@ -70,6 +74,7 @@ class GroupArrays:
     ranks_per_node: Floats
     network_bytes_per_s: Floats
     node_stride: Floats
+    groups_per_node: Floats
 
     @property
     def crosses(self) -> npt.NDArray[np.bool_]:
@@ -109,6 +114,7 @@ def cluster_links(
         pod_leaves=fabric.leaves_per_pod,
         core_oversubscription=fabric.core_oversubscription,
         has_rails=fabric.topology == "rail-optimised",
+        routed=routed_fabric(cluster),
         num_rails=max(1, node.num_nics) if fabric.topology == "rail-optimised" else 1,
     )
 
@@ -140,6 +146,7 @@ def group_arrays(
         ranks_per_node=np.minimum(r, n),
         network_bytes_per_s=np.where(crosses, share, np.inf),
         node_stride=np.broadcast_to(np.asarray(node_stride, dtype=float), n.shape),
+        groups_per_node=np.broadcast_to(sharing, n.shape),
     )
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from echo_explore.comm.bandwidth import bus_factor
 from echo_explore.comm.paths import ClusterLinks, GroupArrays, group_arrays
-from echo_explore.comm.spines import Pattern, spine_share
+from echo_explore.comm.routed import Pattern
+from echo_explore.comm.spines import routed_headroom, spine_share
 from echo_explore.core import SpecError
 from echo_explore.graph.kinds import Collective
 from echo_explore.topology import GroupShape
@@ -122,6 +123,8 @@ def _use(
 
 def _above(arrays: GroupArrays, links: ClusterLinks, pattern: Pattern) -> float:
     """Load of the spines over that of the cards, both as parts of what they carry; at most 1."""
+    if links.routed is not None:
+        return min(1.0, 1.0 / float(routed_headroom(arrays, links, pattern)[0]))
     nodes, stride, below = float(arrays.num_nodes[0]), float(arrays.node_stride[0]), links.leaf_domains
     near = min(nodes, float(np.ceil(below / stride)))
     leaving = {

@@ -1,5 +1,6 @@
 """What a cluster is: device, node, fabric, how many nodes, price."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -209,5 +210,6 @@ class ClusterSpec(StrictModel):
 
     @property
     def max_gpus(self) -> int:
-        """GPUs in the whole cluster."""
-        return self.max_nodes * self.node.num_gpus
+        """GPUs in the whole cluster: not more than the hosts of a torus or mesh."""
+        hosts = min(self.max_nodes, math.prod(self.fabric.dims)) if self.fabric.dims else self.max_nodes
+        return hosts * self.node.num_gpus
