@@ -1,6 +1,7 @@
 """Files of execution graphs: which format a name means, and what is said of a graph."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +23,39 @@ Written = ExecutionGraph | RankTrace
 
 
 def _save_native(path: Path, graph: Written) -> None:
-    if isinstance(graph, RankTrace):
-        save_rank_trace(path, graph)
-    else:
-        save_graph(path, graph)
+    with _refused_if_there(path):
+        if isinstance(graph, RankTrace):
+            save_rank_trace(path, graph, overwrite=False)
+        else:
+            save_graph(path, graph, overwrite=False)
 
 
-WRITERS: Mapping[str, Callable[[Path, Written], None]] = {"native": _save_native, "chakra": save_chakra}
+def _save_chakra(path: Path, graph: Written) -> None:
+    with _refused_if_there(path):
+        save_chakra(path, graph, overwrite=False)
+
+
+@contextmanager
+def _refused_if_there(path: Path) -> Iterator[None]:
+    """Another command may have written the file since `check_out`."""
+    try:
+        yield
+    except FileExistsError:
+        raise _there(path) from None
+
+
+def _there(path: Path) -> SpecError:
+    return SpecError("out", str(path), "exists, and nothing is overwritten", "give another file or delete it")
+
+
+WRITERS: Mapping[str, Callable[[Path, Written], None]] = {"native": _save_native, "chakra": _save_chakra}
 _ENDINGS = {".npz": "native", ".et": "chakra"}
 
 
 def check_out(out: Path) -> None:
     """Refuse a file that is there, or whose folder is not."""
     if out.exists():
-        raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file or delete it")
+        raise _there(out)
     if not out.absolute().parent.is_dir():
         raise SpecError("out", str(out), "its folder does not exist", "make the folder first")
 

@@ -13,7 +13,7 @@ from echo_explore.specs import JobOptions, load_cluster, load_stack
 from echo_explore.specs.base import read_json
 from echo_explore.specs.layout import parse_layout
 from echo_explore.specs.overrides import parse_overrides
-from echo_explore.tracing.transformers_request import PARALLELISMS, TransformersJob
+from echo_explore.tracing.transformers_request import PARALLELISMS, TransformersJob, language_model
 
 DEFAULT_STACK = "torch-ddp"
 """Host costs and libraries of eager PyTorch."""
@@ -89,7 +89,11 @@ def transformers_job(options: JobOptions) -> TransformersJob:
             raise SpecError(f"layout.{axis}", degree, "is not traced for transformers", "use tp and dp")
     if not options.model.endswith(".json"):
         raise SpecError("model", options.model, "must be a Hugging Face config.json here", "give its path")
-    config = read_json(Path(options.model))
+    whole = read_json(Path(options.model))
+    config = language_model(whole)
+    if config is not whole:
+        taken = f"{config['model_type']} of {whole.get('model_type')}"
+        print(f"warning: config: text_config is traced ({taken}); what reads images or sound is not", file=sys.stderr)
     size = options.num_gpus or layout.tensor_parallel * max(layout.data_parallel, 1)
     replicas = size // layout.tensor_parallel
     if layout.data_parallel not in (0, replicas):

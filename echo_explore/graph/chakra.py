@@ -37,10 +37,13 @@ _NOT_WRITTEN = ("name",)
 """Columns with a field of their own in every node."""
 
 
-def save_chakra(path: Path, graph: ExecutionGraph | RankTrace) -> None:
+def save_chakra(path: Path, graph: ExecutionGraph | RankTrace, *, overwrite: bool = True) -> None:
     """Write a graph as one Chakra trace file; readers never see a part of it.
 
     A trace of a rank also says which ranks each collective joins and between which a transfer runs.
+
+    Raises:
+        FileExistsError: it is there, and `overwrite` is false.
     """
     trace = graph if isinstance(graph, RankTrace) else None
     rows = graph.graph if isinstance(graph, RankTrace) else graph
@@ -53,7 +56,7 @@ def save_chakra(path: Path, graph: ExecutionGraph | RankTrace) -> None:
         ranks = () if trace is None or group < 0 else trace.groups[group]
         parts.append(write_node(_node_of(rows, row, previous.get(stream), ranks)))
         previous[stream] = row
-    write_atomic(path, b"".join(parts))
+    write_atomic(path, b"".join(parts), overwrite=overwrite)
 
 
 def _node_of(graph: ExecutionGraph, row: int, previous: int | None, ranks: tuple[int, ...]) -> Node:

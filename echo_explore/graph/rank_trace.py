@@ -52,9 +52,13 @@ def groups_of_rows(ranks_of_row: Sequence[tuple[int, ...] | None]) -> tuple[tupl
     return tuple(known), np.array(numbers, dtype=np.int64)
 
 
-def save_rank_trace(path: Path, trace: RankTrace) -> None:
-    """Write the trace as a graph file whose facts say the rest; `load_graph` reads it too."""
-    save_graph(path, trace.graph, facts=facts_of(trace))
+def save_rank_trace(path: Path, trace: RankTrace, *, overwrite: bool = True) -> None:
+    """Write the trace as a graph file whose facts say the rest; `load_graph` reads it too.
+
+    Raises:
+        FileExistsError: it is there, and `overwrite` is false.
+    """
+    save_graph(path, trace.graph, facts=facts_of(trace), overwrite=overwrite)
 
 
 def load_rank_trace(path: Path) -> RankTrace:

@@ -20,16 +20,25 @@ from echo_explore.graph.trace import Parameter, Piece, Trace
 Arrays = dict[str, npt.NDArray[Any]]
 _ARRAYS = (*COLUMNS, "dims", "dep_counts", "dep_index")
 
+_ZIP = b"PK"
+"""How an archive, and so a .npz, begins."""
 
-def save_graph(path: Path, graph: ExecutionGraph, *, facts: Mapping[str, Any] | None = None) -> None:
+
+def save_graph(
+    path: Path, graph: ExecutionGraph, *, facts: Mapping[str, Any] | None = None, overwrite: bool = True
+) -> None:
     """Write one graph; readers never see a part of it.
 
     Args:
         path: of the file.
         graph: what to write.
         facts: plain JSON values to keep with it.
+        overwrite: replace a file that is there.
+
+    Raises:
+        FileExistsError: it is there, and `overwrite` is false.
     """
-    _write(path, {"kind": "graph", "facts": dict(facts or {})}, [graph])
+    _write(path, {"kind": "graph", "facts": dict(facts or {})}, [graph], overwrite=overwrite)
 
 
 def load_graph(path: Path) -> ExecutionGraph:
@@ -116,7 +125,7 @@ def _parameter(entry: dict[str, Any]) -> Parameter:
     return Parameter(**entry | {"shape": tuple(entry.get("shape", ()))})
 
 
-def _write(path: Path, header: dict[str, Any], graphs: Sequence[ExecutionGraph]) -> None:
+def _write(path: Path, header: dict[str, Any], graphs: Sequence[ExecutionGraph], *, overwrite: bool = True) -> None:
     arrays: Arrays = {}
     for name in _ARRAYS:
         if name == "dep_counts":
@@ -135,7 +144,7 @@ def _write(path: Path, header: dict[str, Any], graphs: Sequence[ExecutionGraph])
     arrays["digest"] = np.frombuffer(_digest(text, arrays).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    write_atomic(path, buffer.getvalue())
+    write_atomic(path, buffer.getvalue(), overwrite=overwrite)
 
 
 def _digest(header: bytes, arrays: Arrays) -> str:
@@ -144,7 +153,15 @@ def _digest(header: bytes, arrays: Arrays) -> str:
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Any], list[ExecutionGraph]]:
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        data = path.read_bytes()
+        if not data.startswith(_ZIP):
+            raise _foreign(path, "it is no .npz")
+        if not zipfile.is_zipfile(io.BytesIO(data)):
+            raise _damaged(path, f"cut off after {len(data):,} bytes, before the table of contents that ends a .npz")
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            absent = next((name for name in (*_ARRAYS, "header", "digest") if name not in file.files), None)
+            if absent is not None:
+                raise _foreign(path, f"it holds no array {absent!r}")
             arrays: Arrays = {name: file[name] for name in (*_ARRAYS, "header", "digest")}
         text = arrays["header"].tobytes()
         header = json.loads(text)
@@ -161,7 +178,16 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Any], list[ExecutionGraph]]:
 
 
 def _damaged(path: Path, why: str) -> SpecError:
-    return SpecError("file", str(path), f"is damaged ({why})", "delete it and trace again")
+    return SpecError("file", str(path), f"is damaged ({why})", "copy it or trace again")
+
+
+def _foreign(path: Path, why: str) -> SpecError:
+    return SpecError(
+        "file",
+        str(path),
+        f"is no trace or graph of Echo Explore ({why})",
+        "give a file that `trace` or `convert` wrote",
+    )
 
 
 def _split(arrays: Arrays, header: dict[str, Any]) -> list[ExecutionGraph]:

@@ -19,6 +19,8 @@ FRAMEWORKS = {
     "megatron": "megatron-core", "fsdp2": "torch-fsdp2", "torchtitan": "torchtitan-fsdp2", "ddp": "torch-ddp",
 }  # fmt: skip
 """The stack profile that each framework of the command contract means by default."""
+TRANSFORMERS_FRAMEWORKS = ("transformers-fsdp2", "transformers-ddp")
+"""Those of the commands `predict` and `trace` that run a config.json with the transformers package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,10 @@ def candidate_of(options: JobOptions) -> Candidate:
         SpecError, PlacementError: the first thing that is wrong.
     """
     if options.framework not in FRAMEWORKS:
-        raise SpecError(
-            "framework", options.framework, "is not traced in this version", f"use one of {', '.join(FRAMEWORKS)}"
-        )
+        names = ", ".join(FRAMEWORKS)
+        others = " or ".join(TRANSFORMERS_FRAMEWORKS)
+        fix = f"use one of {names}, or for a config.json on the command line {others}"
+        raise SpecError("framework", options.framework, "is not traced in this version", fix)
     changes = parse_overrides(options.overrides)
     model = load_model(options.model, changes)
     cluster = load_cluster(options.cluster, changes)

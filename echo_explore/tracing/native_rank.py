@@ -36,7 +36,7 @@ def trace_rank(request: RankRequest) -> RankTrace:
     with replicas(), FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(trace, sum(request.chunk_layers), wide=True)
         name_modules(recorder, model)
-        wrapped = _sharded(model, mesh, trace.precision) if trace.framework == "fsdp2" else _replicated(model)
+        wrapped = _sharded(model, mesh, request) if trace.framework == "fsdp2" else _replicated(model)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         tokens = torch.zeros(trace.sequence_length, trace.micro_batch_size, dtype=torch.int64, device="cuda")
         angles = rotary_angles(trace)
@@ -139,12 +139,14 @@ def no_global_shapes(recorder: Recorder) -> Iterator[None]:
         setattr(propagator, name, real)
 
 
-def _sharded(model: Any, mesh: Any, precision: str) -> Any:
+def _sharded(model: Any, mesh: Any, request: RankRequest) -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision], reduce_dtype=torch.float32)
-    for layer in model.decoder.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[request.trace.precision], reduce_dtype=torch.float32)
+    last = len(model.decoder.layers) - 1
+    for number, layer in enumerate(model.decoder.layers):
+        frees = request.reshard_after_forward and (request.reshard_last_layer or number < last)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from echo_explore.core import TraceError
-from echo_explore.tracing.source_lines import program_frame
+from echo_explore.tracing.source_lines import program_frame, raised_at
 
 Value = bool | int | float
 
@@ -93,9 +93,21 @@ class Oracles:
             return TraceError(f"{what} = (unknown): its result is known to a GPU only; fix: report this")
         name, line, function = frame
         rule = f"{what} at {name}:{line} = (unknown): its result is known to a GPU only, and no oracle says it"
+        own = f'{ASK} = {{"{name}:{function}": VALUE}}'
         if not self._of_script:
-            return TraceError(f"{rule}; fix: add the place to `KNOWN` in tracing/oracles.py")
-        return TraceError(f'{rule}; fix: add {ASK} = {{"{name}:{function}": VALUE}} to the script')
+            return TraceError(
+                f"{rule}; fix: add the place to `KNOWN` in tracing/oracles.py, or trace a script with {own}"
+            )
+        return TraceError(f"{rule}; fix: add {own} to the script")
+
+    def unknown_in(self, error: BaseException) -> TraceError:
+        """The error of a value that the program read before its step, where no oracle is asked."""
+        frame = raised_at(error)
+        place = "" if frame is None else f" at {frame[0]}:{frame[1]}"
+        return TraceError(
+            f"{error}{place} = (unknown): its result is known to a GPU only, and the model is not made yet; "
+            "fix: make it without that line in a script of your own (trace --script)"
+        )
 
     def _own_value(self) -> Value | None:
         frame = program_frame() if self.own else None

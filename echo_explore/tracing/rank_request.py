@@ -5,6 +5,7 @@ from typing import Any
 
 from echo_explore.core import SpecError
 from echo_explore.specs import Candidate
+from echo_explore.tracing.rank_fields import check_rank_fields
 from echo_explore.tracing.request import TraceRequest, request_from_json, request_of
 
 
@@ -18,6 +19,8 @@ class RankRequest:
         chunk_layers: layers of each chunk in model order.
         bucket_elements: elements after which a gradient bucket is closed.
         optimizer, muon_tp_mode, muon_split_qkv: see TrainingRecipe.
+        reshard_after_forward: fsdp2 frees gathered parameters of layers between forward and backward.
+        reshard_last_layer: those of the last layer too.
     """
 
     trace: TraceRequest
@@ -35,6 +38,8 @@ class RankRequest:
     optimizer: str = "adam"
     muon_tp_mode: str = "blockwise"
     muon_split_qkv: bool = True
+    reshard_after_forward: bool = True
+    reshard_last_layer: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """A plain JSON value from which `rank_request_from_json` makes it again."""
@@ -52,7 +57,7 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
     """One iteration of one rank of a candidate.
 
     Raises:
-        SpecError: the job has no such rank.
+        SpecError: the job has no such rank, or asks for what whole ranks do not run.
     """
     layout, recipe = candidate.layout, candidate.recipe
     if not 0 <= rank < candidate.num_gpus:
@@ -64,6 +69,7 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
     if recipe.optimizer == "muon" and candidate.model.moe is not None:
         rule = "is not traced in whole ranks with experts, which share one tensor there"
         raise SpecError("recipe.optimizer", "muon", rule, "use adam, or predict")
+    check_rank_fields(candidate)
     return RankRequest(
         trace=request_of(candidate),
         rank=rank,
@@ -79,6 +85,8 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         optimizer=recipe.optimizer,
         muon_tp_mode=recipe.muon_tp_mode or "blockwise",
         muon_split_qkv=recipe.muon_split_qkv is not False,
+        reshard_after_forward=recipe.reshard_after_forward is not False,
+        reshard_last_layer=candidate.stack.sharding.reshard_last_layer,
         # Megatron-LM 0.16, training.py: max(40000000, 1000000 * dp)
         bucket_elements=max(candidate.stack.bucket_elements, 1_000_000 * layout.data_parallel),
     )

@@ -79,6 +79,7 @@ def trace_step(
     recorder = Recorder(axes, fuse=True)
     recorder.oracles = oracles or Oracles()
     with (
+        _unknown_values(recorder.oracles) if oracles is None else contextlib.nullcontext(),
         meshes_with_axes(axes),
         replicas(),
         fused_attention(),
@@ -160,6 +161,17 @@ def _raising(where: str, path: Path, rank: int, world_size: int) -> Iterator[Non
             f"{where}: raised {type(error).__name__} as rank {rank} of {world_size}; fix: see its traceback\n"
             f"Traceback of {path.name}:\n{''.join(lines).rstrip()}"
         ) from None
+
+
+@contextlib.contextmanager
+def _unknown_values(oracles: Oracles) -> Iterator[None]:
+    """Name the line that reads what a GPU knows where the recorder is not asked: no traceback of a script shows it."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise oracles.unknown_in(error) from error
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -39,6 +40,16 @@ def program_frame() -> tuple[str, int, str] | None:
             return name, frame.f_lineno, code.co_name
         frame = frame.f_back
     return None
+
+
+def raised_at(error: BaseException) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame of the program that an error came through."""
+    found: tuple[str, int, str] | None = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = _name(frame.f_code.co_filename)
+        if name is not None:
+            found = name, line, frame.f_code.co_name
+    return found
 
 
 def _name(file: str) -> str | None:

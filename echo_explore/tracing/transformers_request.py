@@ -42,6 +42,9 @@ class TransformersJob:
             raise SpecError(
                 "config: model_type", "(missing)", "must be given as text", "use a Hugging Face config.json"
             )
+        if isinstance(self.config.get("text_config"), Mapping):
+            rule = "describes text and other inputs; only its text_config is a language model"
+            raise SpecError("config: model_type", self.config["model_type"], rule, "give text_config as the config")
         if self.world_size % self.tensor_parallel:
             raise SpecError(
                 "layout.tp", self.tensor_parallel, f"must divide the {self.world_size} GPUs", "change tp or --num-gpus"
@@ -59,3 +62,18 @@ class TransformersJob:
     def to_json(self) -> dict[str, Any]:
         """A plain JSON value; `TransformersJob(**value)` makes it again."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"config": dict(self.config)}
+
+
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that is a language model: its `text_config` where it has one (Gemma 3, Llama 4), else all.
+
+    Raises:
+        SpecError: `text_config` does not say its own model_type.
+    """
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return config
+    if not isinstance(inner.get("model_type"), str):
+        rule = "must name the family of the language model"
+        raise SpecError("config: text_config.model_type", "(missing)", rule, "add it, as in gemma3_text")
+    return inner

@@ -49,6 +49,7 @@ NOBODY = 65534
         ({"schedule": "custom"}, "schedule = 'custom': takes its orders from a file"),
         ({"schedule": "none.csv"}, "schedule = 'none.csv': is not a text file that can be read"),
         ({"framework": "jax"}, "framework = 'jax': is not traced in this version"),
+        ({"framework": "jax"}, "transformers-fsdp2 or transformers-ddp"),
         ({"layer_split": "8,8"}, "layer_split = '[8, 8]': needs pp * vpp = 12 entries"),
         ({"layer_split": "8;8"}, "layer-split = '8;8': must be whole numbers with commas"),
         ({"layer_split": ",".join(["9"] * 12)}, "sums to 108, not num_layers = 96"),

@@ -1,7 +1,12 @@
 """`echo-explore convert`: formats by their endings, refusals in one line."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from echo_explore.cli.graph_files import writer_of
+from echo_explore.core import SpecError
 from echo_explore.graph import load_graph, load_rank_trace, save_chakra, save_graph, save_rank_trace
 from echo_explore.graph.chakra_messages import Node, NodeType
 from echo_explore.graph.rank_trace import facts_of
@@ -41,7 +46,9 @@ def test_collectives_without_ranks_are_not_priced(cli: Cli) -> None:
         (["cut.et", "--out", "x.npz"], "is a Chakra trace that breaks after 31 nodes: byte "),
         (["json.et", "--out", "x.npz"], "is JSON, no Chakra trace (byte 0)"),
         (["cut.json", "--out", "x.npz"], "is no JSON trace: "),
-        (["cut.npz", "--out", "x.et"], "is damaged ("),
+        (["cut.npz", "--out", "x.et"], "is damaged (cut off after 500 bytes"),
+        (["theirs.npz", "--out", "x.et"], "is no trace or graph of Echo Explore (it holds no array "),
+        (["text.npz", "--out", "x.et"], "is no trace or graph of Echo Explore (it is no .npz); fix: give a file"),
         (["zip.et", "--out", "x.npz"], "is a zip or NumPy archive, no Chakra trace (byte 0)"),
         (["other.json", "--out", "x.npz"], "traceEvents = '(missing)': must be a list"),
         (["observer.json", "--out", "x.npz"], "breaks at entry 0 of nodes (mm): KeyError 'attrs'"),
@@ -56,8 +63,22 @@ def test_refusals(cli: Cli, arguments: list[str], message: str) -> None:
     (cli.folder / "json.et").write_text('{"traceEvents": []}')
     save_graph(cli.folder / "whole.npz", graph(30))
     (cli.folder / "cut.npz").write_bytes((cli.folder / "whole.npz").read_bytes()[:500])
+    np.savez(cli.folder / "theirs.npz", weights=np.zeros(3))
+    (cli.folder / "text.npz").write_text("weights")
     (cli.folder / "zip.et").write_bytes((cli.folder / "whole.npz").read_bytes())
     (cli.folder / "other.json").write_text('{"steps": []}')
     (cli.folder / "observer.json").write_text('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"name": "mm"}]}')
     (cli.folder / "cut.json").write_text('{"traceEvents": [')
     assert message in cli.refuses("convert", *arguments)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.et"])
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path, name: str) -> None:
+    """Two commands with one --out: both saw no file, the second is refused."""
+    out = tmp_path / name
+    write = writer_of(out)
+    write(out, graph(30))
+    before = out.read_bytes()
+    with pytest.raises(SpecError, match="exists, and nothing is overwritten"):
+        write(out, graph(31))
+    assert out.read_bytes() == before

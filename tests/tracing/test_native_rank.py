@@ -169,3 +169,13 @@ def test_tensor_parallel_ranks_have_the_traffic_of_their_pieces(service: TraceSe
     layer = pieces["layer.dense"].num_parameters
     root = pieces["embedding"].num_parameters + pieces["head"].num_parameters
     assert gathers == pytest.approx([2.0 * root, *[2.0 * layer] * LAYERS], rel=1e-3)  # shards are padded
+
+
+def test_kept_parameters_are_not_gathered_again(service: TraceService) -> None:
+    def gathers(**changes: Any) -> int:
+        graph = service.trace_rank_request(replace(rank_request(), **changes))
+        return int((graph.collective == Collective.ALL_GATHER).sum())
+
+    assert gathers() == 1 + 2 * LAYERS
+    assert gathers(reshard_last_layer=False) == 1 + 2 * LAYERS - 1
+    assert gathers(reshard_after_forward=False) == 1 + LAYERS

@@ -10,7 +10,7 @@ from echo_explore.graph import Axis, Collective, OpClass, Phase, RankTrace
 from echo_explore.specs.huggingface import model_from_dict
 from echo_explore.specs.parameters import count_parameters
 from echo_explore.tracing import TraceService
-from echo_explore.tracing.transformers_request import TransformersJob
+from echo_explore.tracing.transformers_request import TransformersJob, language_model
 
 pytestmark = pytest.mark.torch
 HIDDEN, LAYERS, HEADS, WORDS, LENGTH = 512, 2, 8, 1000, 256
@@ -185,3 +185,33 @@ def test_what_transformers_cannot_do_is_said(
 ) -> None:
     with pytest.raises(TraceError, match=message):
         step(service, family, **changes)
+
+
+def test_the_language_model_of_a_config_with_several_is_its_text_config(service: TraceService) -> None:
+    whole = {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {"hidden_size": 64}}
+    assert language_model(whole) == GEMMA3
+    assert language_model(GEMMA3) == GEMMA3
+    with pytest.raises(SpecError, match=r"^config: model_type = 'gemma3': describes text and other inputs"):
+        step(service, "llama", config=whole)
+    with pytest.raises(SpecError, match=r"^config: text_config.model_type"):
+        language_model({"model_type": "gemma3", "text_config": {"hidden_size": 64}})
+
+
+def test_a_value_that_only_a_gpu_knows_names_its_line_while_the_model_is_made(service: TraceService) -> None:
+    """A padding index beside the vocabulary is read from the GPU when transformers fills the table."""
+    with pytest.raises(TraceError, match=r" at transformers/initialization\.py:\d+ = \(unknown\).*trace --script"):
+        step(
+            service,
+            "llama",
+            config={
+                "model_type": "gemma3",
+                "vision_config": {
+                    "hidden_size": 64,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 4,
+                    "intermediate_size": 128,
+                    "image_size": 56,
+                    "patch_size": 14,
+                },
+            },
+        )
