@@ -90,6 +90,11 @@ tied_embeddings = false          # input and output embedding are one matrix
 linear_bias = false              # all linear layers have biases, experts and routers too
 qkv_bias = false                 # only query, key and value have
 qk_norm = false                  # norms on queries and keys
+# embedding_norm = true          # a norm behind the word embedding (BLOOM)
+# attention_window = 4096        # a token sees so many, itself included; default: all before it
+# full_attention_every = 2       # with a window: every n-th layer sees all (GPT-OSS 2, Gemma 3 6)
+# attention_sink = true          # each head has a learnt logit beside the scores (GPT-OSS)
+# multi_token_prediction_layers = 1  # behind the last layer (DeepSeek-V3)
 
 # [moe]                          # mixture of experts
 # num_experts = 8
@@ -97,6 +102,19 @@ qk_norm = false                  # norms on queries and keys
 # ffn_hidden_size = 14336        # of one expert
 # shared_ffn_hidden_size = 0     # of the shared experts together
 # first_dense_layers = 0
+# layer_frequency = 1            # every n-th layer has experts
+# score_function = "sigmoid"     # of the router: softmax, sigmoid
+# num_groups = 8                 # group-limited routing: groups, and how many of them a token may use
+# groups_per_token = 4
+# selection_bias = true          # experts are balanced by a bias instead of a loss (DeepSeek-V3)
+# balancing_loss = "batch"       # batch, sequence, none
+
+# [mla]                          # multi-latent attention: these five widths replace head_dim
+# q_lora_rank = 1536             # 0: queries have no latent
+# kv_lora_rank = 512
+# qk_nope_head_dim = 128
+# qk_rope_head_dim = 64
+# v_head_dim = 128
 """
 
 _SPACE = """\
