@@ -95,7 +95,7 @@ def candidate_of(options: JobOptions) -> Candidate:
     recipe_data |= {k: v for k, v in (("attention", options.attention), ("fusion", options.fusion)) if v is not None}
     recipe = validate(TrainingRecipe, overridden(recipe_data, changes, "recipe"))
     layout = parse_layout(options.layout, layer_split=_layer_split(options.layer_split))
-    return make_candidate(
+    candidate = make_candidate(
         model=model,
         cluster=cluster,
         layout=layout,
@@ -105,6 +105,9 @@ def candidate_of(options: JobOptions) -> Candidate:
         placement=DEFAULT_PLACEMENT if options.placement is None else parse_placement(options.placement),
         allow_fallback=options.allow_fallback,
     )
+    if layout.context_parallel > 1 and candidate.recipe.attention == "unfused":  # before a tracer starts and says so
+        raise SpecError("attention", "unfused", "context parallelism needs a fused kernel", "use flash, or cp=1")
+    return candidate
 
 
 def _schedule(text: str) -> dict[str, Any]:

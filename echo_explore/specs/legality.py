@@ -45,8 +45,6 @@ def check_legal(model: ModelSpec, layout: ParallelConfig, recipe: TrainingRecipe
         )
     if recipe.lora_targets is not None and recipe.lora_rank == 0:
         raise SpecError("recipe.lora_targets", "(given)", "needs recipe.lora_rank", "give lora_rank, or leave it out")
-    if layout.context_parallel > 1 and recipe.attention == "unfused":
-        raise SpecError("attention", "unfused", "context parallelism needs a fused kernel", "use flash, or cp=1")
     _check_offload(model, layout, recipe)
     check_experts(model, layout, recipe)
     check_recompute(model, recipe.recompute, overlap_shared_experts=bool(recipe.overlap_shared_experts))
