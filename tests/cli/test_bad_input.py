@@ -71,7 +71,7 @@ NOBODY = 65534
         ({"interference": "some"}, "interference = 'some': must be one of none, constant, physical"),
         ({"set": "stack.nccl_algo=Star"}, "algorithm = 'Star': must be one of ring, tree, "),
         ({"set": "stack.nccl_version=new"}, "stack.nccl_version = 'new': must be numbers and points"),
-        ({"what_if": "tensor=much"}, "what-if = 'tensor=much': the value must be a number from 0 to 1e+06"),
+        ({"what_if": "tensor=much"}, "what-if = 'tensor=much': the value must be a number from 0.001 to 1000, or 0"),
         ({"set": "cluster.node.nics"}, "set = 'cluster.node.nics': must be path=value"),
         ({"set": "clutser.node.nics=4"}, "set = 'clutser.node.nics=4': unknown start 'clutser'"),
         ({"set": "cluster.node.nicks=4"}, "node.nicks = 4: is not a known key; fix: did you mean nics, "),
