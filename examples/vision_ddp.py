@@ -1,9 +1,10 @@
 """Image classifiers under DistributedDataParallel, for `echo-explore predict --script`: ResNet-50, ResNet-152, VGG-19.
 
     echo-explore predict --script examples/vision_ddp.py:resnet50 --world 8 --cluster a100-80gb-hdr
+    echo-explore predict --script examples/vision_ddp.py:resnet50_fp32 --world 8 --cluster v100-pcie-own-uplinks
 
 ResNets are those of the transformers package, made from a configuration with random weights; VGG-19 is written here.
-Change BATCH and PRECISION to what your job uses.
+Change BATCH and PRECISION to what your job uses; V100 and older have no bfloat16 (`resnet50_fp32`).
 """
 
 from collections.abc import Callable
@@ -37,14 +38,20 @@ def vgg_model() -> nn.Sequential:
     return nn.Sequential(*layers, *head)
 
 
-def training_step(model: nn.Module, classify: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+def training_step(
+    model: nn.Module,
+    classify: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    batch: int = BATCH,
+    precision: torch.dtype = PRECISION,
+) -> Callable[[], None]:
     """Forward, loss, backward and SGD with momentum."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-    images = torch.randn(BATCH, 3, PIXELS, PIXELS, device="cuda").to(memory_format=torch.channels_last)
-    labels = torch.zeros(BATCH, dtype=torch.int64, device="cuda")
+    images = torch.randn(batch, 3, PIXELS, PIXELS, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.zeros(batch, dtype=torch.int64, device="cuda")
 
     def step() -> None:
-        with torch.autocast("cuda", PRECISION, enabled=PRECISION is not torch.float32):
+        with torch.autocast("cuda", precision, enabled=precision is not torch.float32):
             loss = nn.functional.cross_entropy(classify(images), labels)
         loss.backward()
         optimizer.step()
@@ -59,7 +66,7 @@ def vgg19() -> Step:
     return training_step(model, nn.parallel.DistributedDataParallel(model)), model
 
 
-def resnet(depths: list[int]) -> Step:
+def resnet(depths: list[int], *, batch: int = BATCH, precision: torch.dtype = PRECISION) -> Step:
     """A ResNet of bottleneck blocks."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -68,12 +75,18 @@ def resnet(depths: list[int]) -> Step:
     model: nn.Module = ResNetForImageClassification(config)
     model.cuda()
     parallel = nn.parallel.DistributedDataParallel(model)
-    return training_step(model, lambda images: parallel(images).logits), model
+    step = training_step(model, lambda images: parallel(images).logits, batch=batch, precision=precision)
+    return step, model
 
 
 def resnet50() -> Step:
     """ResNet-50 with 25.6 million parameters."""
     return resnet([3, 4, 6, 3])
+
+
+def resnet50_fp32() -> Step:
+    """ResNet-50 with 64 images a GPU, all in fp32."""
+    return resnet([3, 4, 6, 3], batch=64, precision=torch.float32)
 
 
 def resnet152() -> Step:

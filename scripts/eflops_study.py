@@ -4,6 +4,7 @@ By hand: python -m scripts.eflops_study [--out docs]. Assumptions and what follo
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,11 +80,13 @@ def scaling(all_reduce_s: float) -> float:
     return COMPUTE_S / (COMPUTE_S + max(0.0, all_reduce_s - OVERLAP_S))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables and draw the plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    out = parser.parse_args().out
+    out = parser.parse_args(arguments).out
+    if out is not None and not out.is_dir():
+        parser.error(f"--out {out}: is not a folder; fix: make it first")
     print("1. inside the server: ms of 100 MB a flow, two hosts")
     for name, shared, own in server_study():
         print(f"  {name:42} shared {shared * 1e3:7.1f}  own {own * 1e3:7.1f}  speed-up {shared / own:5.2f}")

@@ -40,8 +40,8 @@ from echo_explore.comm.coefficients import (
 from echo_explore.comm.custom import OWN_BYTES, SWITCH_BYTES, framework_of
 from echo_explore.comm.libraries import LIBRARIES
 from echo_explore.comm.model import HierarchicalModel
+from echo_explore.validation.collective_rows import COLLECTIVES
 from echo_explore.validation.collectives import (
-    COLLECTIVES,
     library_name,
     nccl_s,
     predict_rows,

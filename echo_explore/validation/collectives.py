@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +21,16 @@ from echo_explore.comm.model import HierarchicalModel, make_batch
 from echo_explore.comm.paths import ClusterLinks
 from echo_explore.core import EchoError, SpecError, write_atomic
 from echo_explore.graph.kinds import Collective, DType
+from echo_explore.specs import load_cluster
+from echo_explore.validation.collective_rows import (
+    COLLECTIVES,
+    DTYPES,
+    PROTOCOLS,
+    REQUIRED,
+    check_host,
+    check_row,
+)
 from echo_explore.validation.fabrics import MeasuredFabric, fabric_of, links_of_fabric
-
-REQUIRED = ("gpu", "fabric", "collective", "dtype", "num_gpus", "nodes", "size_bytes", "latency_us", "algo")
-"""Columns that a table must have; proto, lib and tool may be missing."""
-COLLECTIVES = {
-    "all_reduce": Collective.ALL_REDUCE,
-    "all_gather": Collective.ALL_GATHER,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "alltoall": Collective.ALL_TO_ALL,
-    "broadcast": Collective.BROADCAST,
-    "reduce": Collective.REDUCE,
-    "send_recv": Collective.SEND,
-}
-DTYPES = {
-    "float64": DType.FP64, "double": DType.FP64, "float32": DType.FP32, "float": DType.FP32, "float16": DType.FP16,
-    "half": DType.FP16, "bfloat16": DType.BF16, "fp8": DType.FP8, "float8": DType.FP8, "int8": DType.INT8,
-    "uint8": DType.INT8, "int32": DType.INT32, "uint32": DType.INT32, "int64": DType.INT64, "uint64": DType.INT64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +67,8 @@ def validate_collectives(measured: Path, out: Path, model: HierarchicalModel) ->
     rows, fields = _read(measured)
     predicted, reasons = predict_rows(rows, model)
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*fields, "predicted_us", "reason"], lineterminator="\n")
+    added = [name for name in ("predicted_us", "reason") if name not in fields]
+    writer = csv.DictWriter(text, [*fields, *added], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row, time_us, reason in zip(rows, predicted, reasons, strict=True):
         value = "" if time_us is None else f"{time_us:.4g}"
@@ -87,11 +81,18 @@ def validate_collectives(measured: Path, out: Path, model: HierarchicalModel) ->
 def predict_rows(rows: Sequence[Mapping[str, str]], model: HierarchicalModel) -> tuple[list[float | None], list[str]]:
     """Microseconds of every row, None where declined, and why."""
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for i, row in enumerate(rows):
-        keys = ("gpu", "fabric", "collective", "dtype", "algo", "proto", "lib", "tool")
-        groups[tuple(row.get(key) or "" for key in keys)].append(i)
     predicted: list[float | None] = [None] * len(rows)
     reasons = [""] * len(rows)
+    for i, row in enumerate(rows):
+        try:
+            check_row(row)
+            if fabric := fabric_of(row["gpu"], row["fabric"]):
+                check_host(row, _most_gpus(fabric))
+        except SpecError as error:
+            reasons[i] = str(error)
+            continue
+        keys = ("gpu", "fabric", "collective", "dtype", "algo", "proto", "lib", "tool")
+        groups[tuple(row.get(key) or "" for key in keys)].append(i)
     for key, members in groups.items():
         try:
             times = _times_us(key, [rows[i] for i in members], model)
@@ -104,19 +105,24 @@ def predict_rows(rows: Sequence[Mapping[str, str]], model: HierarchicalModel) ->
     return predicted, reasons
 
 
+@cache
+def _most_gpus(fabric: MeasuredFabric) -> int:
+    """GPUs of a node of the fabric, or of its scale-up domain where that is larger."""
+    node = load_cluster(fabric.cluster).node
+    return max(node.num_gpus, node.domain_gpus, fabric.domain_gpus or 0)
+
+
 def _times_us(key: tuple[str, ...], rows: Sequence[Mapping[str, str]], model: HierarchicalModel) -> list[float]:
     gpu, fabric_text, collective, dtype, algo, proto, lib, tool = key
     fabric = fabric_of(gpu, fabric_text)
     if fabric is None:
         raise SpecError("gpu", gpu, "no fabric of it is known", "add it to validation/fabrics.py")
-    if collective not in COLLECTIVES:
-        raise SpecError("collective", collective, f"must be one of {', '.join(COLLECTIVES)}", "correct the row")
     size, ranks, nodes = (np.array([float(row[name]) for row in rows]) for name in ("size_bytes", "num_gpus", "nodes"))
     if algo.startswith("custom"):
         return [1e6 * t for t in _custom_s(fabric, algo, lib, ranks, size, model).tolist()]
     links = links_of_fabric(fabric, model.coefficients)
     per_node = ranks_per_node(ranks, nodes, links.domain_gpus, spans=links.domain_hosts > 1)
-    batch = make_batch(links, size, ranks, per_node, np.ones_like(size), dtype=DTYPES.get(dtype, DType.NONE))
+    batch = make_batch(links, size, ranks, per_node, np.ones_like(size), dtype=DTYPES[dtype.lower()])
     priced = HierarchicalModel(
         coefficients=model.coefficients, forced=_forced(algo, proto), library=library_name(lib)
     ).choice_of(COLLECTIVES[collective], batch, links)
@@ -133,8 +139,8 @@ def ranks_per_node(num_ranks: np.ndarray, nodes: np.ndarray, domain_gpus: int, *
 def _forced(algo: str, proto: str) -> ForcedChoice:
     named = {"collnetdirect": "collnet", "collnetchain": "collnet", "nvlstree": "nvls-tree"}
     algorithm = named.get(algo.lower(), algo.lower())
-    protocol = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}.get(proto.lower())
-    return ForcedChoice(algorithm=None if algorithm in ("auto", "") else algorithm, protocol=protocol)
+    chosen = None if algorithm in ("auto", "") else algorithm
+    return ForcedChoice(algorithm=chosen, protocol=PROTOCOLS.get(proto.lower()))
 
 
 def library_name(lib: str) -> str:
@@ -183,11 +189,12 @@ def score_collectives(rows: Sequence[Mapping[str, str]], predicted: Iterable[flo
     """Errors by gpu and collective."""
     errors: dict[tuple[bool, str, str], list[float | None]] = defaultdict(list)
     for row, guess in zip(rows, predicted, strict=True):
-        truth = _number(row["latency_us"])
+        truth = _number(row["latency_us"] or "")
         if not truth > 0:
             continue
-        custom = row["algo"].startswith("custom")
-        if not custom and row["algo"] != "auto":
+        algo = row["algo"] or ""
+        custom = algo.startswith("custom")
+        if not custom and algo != "auto":
             continue
         errors[custom, row["gpu"], row["collective"]].append(None if guess is None else abs(guess / truth - 1))
     found: dict[bool, list[tuple[str, str, int, float, float, float]]] = {False: [], True: []}
@@ -211,10 +218,13 @@ def _read(path: Path) -> tuple[list[dict[str, str]], list[str]]:
     try:
         with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+            rows, fields = list(reader), list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, EOFError, csv.Error) as error:
         raise SpecError("table", str(path), f"cannot be read: {error}", "give a CSV or CSV.gz file") from None
-    fields = list(reader.fieldnames or ())
+    if not fields:
+        raise SpecError("table", str(path), "is empty", "give a CSV file with a header")
     if missing := [name for name in REQUIRED if name not in fields]:
         raise SpecError("table", str(path), f"has no column {', '.join(missing)}", "add it")
+    if not rows:
+        raise SpecError("table", str(path), "has a header but no row", "add measured rows")
     return rows, fields

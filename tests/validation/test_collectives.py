@@ -96,6 +96,58 @@ def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
         validate_collectives(tmp_path / "nowhere.csv", tmp_path / "out.csv", MODEL)
 
 
+def test_an_empty_table_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.csv"
+    for text, rule in (("", "is empty"), (",".join(COLUMNS) + "\n", "has a header but no row")):
+        path.write_text(text)
+        with pytest.raises(SpecError, match=rule):
+            validate_collectives(path, tmp_path / "out.csv", MODEL)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [
+        ("num_gpus", "1", "whole number of 2 or more"),
+        ("num_gpus", "4.5", "whole number"),
+        ("num_gpus", "4096", "at most 8 GPUs"),
+        ("nodes", "0", "whole number of 1 or more"),
+        ("nodes", "9", "at most num_gpus"),
+        ("size_bytes", "0", "above 0"),
+        ("size_bytes", "nan", "must be a number"),
+        ("dtype", "int3", "must be one of float64"),
+        ("latency_us", "abc", "must be a number"),
+        ("latency_us", "-1", "above 0, or empty"),
+        ("collective", "gossip", "must be one of all_reduce"),
+        ("proto", "foo", "must be one of auto"),
+        ("lib", "foo 1.0", "must be one of nccl"),
+        ("tool", "foo", "must name one of nccl-tests"),
+    ],
+)
+def test_a_cell_that_says_nothing_declines_its_row_alone(column: str, value: str, rule: str, tmp_path: Path) -> None:
+    good = dict(zip(COLUMNS, (*H100, "2111", "auto", "NCCL 2.29.2", "nccl-tests"), strict=True)) | {"proto": "auto"}
+    path, out = tmp_path / "measured.csv", tmp_path / "predicted.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(good))
+        writer.writeheader()
+        writer.writerows([good, good | {column: value}, good])
+    validate_collectives(path, out, MODEL)
+    rows = read(out)
+    assert [bool(row["predicted_us"]) for row in rows] == [True, False, True]
+    assert [bool(row["reason"]) for row in rows] == [False, True, False]
+    assert rows[1]["reason"].startswith(f"{column} = ")
+    assert rule in rows[1]["reason"]
+
+
+def test_rows_of_other_lengths_are_declined_alone(tmp_path: Path) -> None:
+    good = (*H100, "2111", "auto", "NCCL 2.29.2", "nccl-tests")
+    out = tmp_path / "predicted.csv"
+    validate_collectives(table(tmp_path, good, good[:5], (*good, "more")), out, MODEL)
+    reasons = [row["reason"] for row in read(out)]
+    assert reasons[0] == ""
+    assert "has no cell in this column" in reasons[1]
+    assert "more cells" in reasons[2]
+
+
 def test_every_fabric_has_its_constants() -> None:
     for fabric in FABRICS:
         links = links_of_fabric(fabric, MODEL.coefficients)
