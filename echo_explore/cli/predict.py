@@ -2,11 +2,13 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from echo_explore.cli.comparison import Comparison, with_comparison
 from echo_explore.cli.predict_graph import GraphOptions, predict_graph, transformers_job
 from echo_explore.cli.report import prediction_text
 from echo_explore.core import SpecError
@@ -166,7 +168,7 @@ def predict_command(
                 cluster=cluster,
                 stack=stack,
                 overrides=tuple(sets or ()),
-                interference=interference or "constant",
+                interference="constant" if interference is None else interference,
                 what_if=tuple(what_if or ()),
                 allow_fallback=allow_fallback,
                 calibration=calibration,
@@ -224,18 +226,24 @@ def _predict(
     with CachedTracer() as tracer:
         simulator = default_simulator(
             tracer=tracer,
-            interference=interference or DEFAULT_INTERFERENCE,
+            interference=DEFAULT_INTERFERENCE if interference is None else interference,
             calibration=calibration,
             allow_fallback=allow_fallback,
         )
         prediction = simulator.predict(candidate, options, timeline=timeline)
+        compared = None
+        if what_if:
+            plain = replace(options, what_if=parse_what_if(()), explain=False)
+            baseline_s = simulator.predict(candidate, plain).step_time_s
+            compared = Comparison(what_if=what_if, baseline_step_time_s=baseline_s, step_time_s=prediction.step_time_s)
         advice = () if prediction.fits else simulator.advice(candidate)
     for line in prediction.warnings:
         print(f"warning: {line}", file=sys.stderr)
     if as_json:
-        print(json.dumps(prediction.to_json() | {"advice": list(advice)}, allow_nan=False))
+        values = prediction.to_json() | {"advice": list(advice)} | (compared.to_json() if compared else {})
+        print(json.dumps(values, allow_nan=False))
     else:
-        print(prediction_text(candidate, prediction, advice))
+        print(with_comparison(prediction_text(candidate, prediction, advice), compared))
     return 1 if require_fit and not prediction.fits else 0
 
 

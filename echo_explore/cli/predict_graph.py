@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo_explore.cli import graph_files
+from echo_explore.cli.comparison import Comparison, with_comparison
 from echo_explore.cli.report import graph_text
 from echo_explore.core import SpecError, TraceError
 from echo_explore.graph import RankTrace
@@ -153,16 +154,23 @@ def predict_graph(options: GraphOptions) -> int:
             tracer=tracer, interference=options.interference, calibration=options.calibration,
             allow_fallback=options.allow_fallback,
         )  # fmt: skip
-        what_if = replace(SimulationOptions(), what_if=parse_what_if(options.what_if))
+        plain = SimulationOptions()
+        what_if = replace(plain, what_if=parse_what_if(options.what_if))
         prediction = predict_trace(
             trace, cluster=cluster, stack=stack, simulator=simulator, options=what_if, label=label,
             timeline=options.timeline,
         )  # fmt: skip
+        compared = None
+        if options.what_if:
+            baseline = predict_trace(trace, cluster=cluster, stack=stack, simulator=simulator, options=plain)
+            compared = Comparison(
+                what_if=options.what_if, baseline_step_time_s=baseline.step_time_s, step_time_s=prediction.step_time_s
+            )
     for line in prediction.warnings:
         print(f"warning: {line}", file=sys.stderr)
     print(
-        json.dumps(prediction.to_json(), allow_nan=False)
+        json.dumps(prediction.to_json() | (compared.to_json() if compared else {}), allow_nan=False)
         if options.as_json
-        else graph_text(cluster.device.name, prediction)
+        else with_comparison(graph_text(cluster.device.name, prediction), compared)
     )
     return 1 if options.require_fit and not prediction.fits else 0

@@ -53,7 +53,7 @@ def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
     whole = sum(path.values())
     lines = ["  critical path (what would have to be faster):"]
     lines += [f"    {name:28s} {format_seconds(s):>10s} {s / whole:6.1%}" for name, s in path.items() if s > 0]
-    lines.append("  transfers of the critical rank (under way, of it exposed):")
+    lines.append("  transfers from and to the critical rank (each counted, time of it exposed):")
     for axis, busy in explanation["busy_s"].items():
         if axis in explanation["exposed_s"] and busy > 0:
             exposed = explanation["exposed_s"][axis]

@@ -1,8 +1,9 @@
 """Chakra traces of other programs as rows of a graph."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -25,6 +26,8 @@ TRANSFERS = {Collective.SEND: NodeType.COMM_SEND, Collective.RECV: NodeType.COMM
 _TRANSFERS = {code: kind for kind, code in TRANSFERS.items()}
 Peers = dict[int, tuple[int, int]]
 """Of a transfer, by its row: the rank that sends and the rank that receives."""
+_SHOWN = 6
+"""Nodes of a cycle that are written out."""
 
 
 def wrong_node(path: Path, node: Node, why: str) -> SpecError:
@@ -107,8 +110,30 @@ def _ordered(path: Path, nodes: Sequence[Node]) -> list[Node]:
             if missing[reader] == 0:
                 heapq.heappush(ready, reader)
     if len(ordered) < len(nodes):
-        raise wrong_node(path, nodes[int(np.flatnonzero(missing)[0])], "depends on itself")
+        _refuse_cycle(path, nodes, position, int(np.flatnonzero(missing)[0]), {node.number for node in ordered})
     return ordered
+
+
+def _refuse_cycle(
+    path: Path, nodes: Sequence[Node], position: Mapping[int, int], start: int, ordered: Set[int]
+) -> NoReturn:
+    """Name nodes that wait for each other; `start` is one that could not be put in order."""
+    seen: dict[int, int] = {}
+    trail: list[Node] = []
+    at = start
+    while at not in seen:
+        seen[at] = len(trail)
+        trail.append(nodes[at])
+        at = next(position[dep] for dep in (*nodes[at].data_deps, *nodes[at].ctrl_deps) if dep not in ordered)
+    cycle = trail[seen[at] :]
+    if len(cycle) == 1:
+        raise wrong_node(path, cycle[0], "depends on itself")
+    first = min(range(len(cycle)), key=lambda i: cycle[i].number)
+    cycle = cycle[first:] + cycle[:first]
+    named = [f"node {node.number} ({node.name})" for node in cycle[1:_SHOWN]]
+    more = [f"{len(cycle) - _SHOWN} more"] if len(cycle) > _SHOWN else []
+    chain = ", which depends on ".join([*named, *more, f"node {cycle[0].number}"])
+    raise wrong_node(path, cycle[0], f"depends on itself: on {chain}")
 
 
 def _foreign_row(path: Path, node: Node) -> OpRow:

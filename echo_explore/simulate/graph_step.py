@@ -200,10 +200,17 @@ def _check(trace: RankTrace, cluster: ClusterSpec) -> None:
     transfers = np.isin(trace.graph.collective, (Collective.SEND, Collective.RECV))
     transfers &= trace.graph.axis != Axis.CONTEXT  # a ring, whose ranks all do the same
     if transfers.any():
-        raise SpecError(
-            "script", f"{int(transfers.sum())} sends and receives", "wait for ranks that do something else",
-            "trace it, or describe the job with --model and --schedule",
-        )  # fmt: skip
+        row = int(np.flatnonzero(transfers)[0])
+        what, other = ("send", "receive") if trace.graph.collective[row] == Collective.SEND else ("receive", "send")
+        ranks = trace.groups[int(trace.group_of_row[row])]
+        rule = (
+            f"ranks {ranks[0]} and {ranks[-1]} do it together, and the trace is of rank {trace.rank} alone: nothing in "
+            f"it is the {other} of this {what}"
+        )
+        more = int(transfers.sum()) - 1
+        name = f"{what} {trace.graph.strings[int(trace.graph.name[row])]}".strip()
+        fix = "describe the job with --model, --layout and --schedule, which plays every stage"
+        raise SpecError(f"graph: row {row}", f"{name} (and {more} more)" if more else name, rule, fix)
 
 
 def _in_rates_of(graph: ExecutionGraph, cluster: ClusterSpec) -> ExecutionGraph:

@@ -95,7 +95,8 @@ def candidate_of(options: JobOptions) -> Candidate:
     recipe_data |= {k: v for k, v in (("attention", options.attention), ("fusion", options.fusion)) if v is not None}
     recipe = validate(TrainingRecipe, overridden(recipe_data, changes, "recipe"))
     layout = parse_layout(options.layout, layer_split=_layer_split(options.layer_split))
-    candidate = make_candidate(
+    candidate = _made(
+        options,
         model=model,
         cluster=cluster,
         layout=layout,
@@ -108,6 +109,23 @@ def candidate_of(options: JobOptions) -> Candidate:
     if layout.context_parallel > 1 and candidate.recipe.attention == "unfused":  # before a tracer starts and says so
         raise SpecError("attention", "unfused", "context parallelism needs a fused kernel", "use flash, or cp=1")
     return candidate
+
+
+def _made(options: JobOptions, **parts: Any) -> Candidate:
+    """The candidate; what is wrong with a schedule from a file is said of the file.
+
+    Raises:
+        SpecError, PlacementError: see `make_candidate`.
+    """
+    try:
+        return make_candidate(**parts)
+    except SpecError as error:
+        if parts["recipe"].schedule != "custom" or not error.field.startswith("schedule"):
+            raise
+        stage = error.field.removeprefix("schedule").strip("[]")
+        where = f", stage {stage}" if stage else ""
+        value = "" if error.value == "custom" else f"{error.value}: "
+        raise SpecError("schedule", f"{options.schedule}{where}", f"{value}{error.rule}", error.fix) from None
 
 
 def _schedule(text: str) -> dict[str, Any]:

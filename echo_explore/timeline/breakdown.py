@@ -39,8 +39,9 @@ class ClassTimes:
         label: of its stage.
         multiplicity: ranks in the class.
         finish_s: end of its step.
-        busy_s: seconds of kernels ("compute") and of transfers by axis, whether or not something hides them.
-        exposed_s: seconds charged to transfers by axis, and "bubble" and "host".
+        busy_s: seconds of kernels ("compute") and of transfers by axis, from the rank and to it, whether or not
+            something hides them; two at a time count twice.
+        exposed_s: seconds charged to transfers by axis, never more than busy_s, and "bubble" and "host".
     """
 
     label: str

@@ -34,7 +34,7 @@ NUM_EXCLUSIVE = 9
 NUM_AXES = 5
 """Tensor, context, expert, data, pipeline."""
 BUSY = 11
-"""First of NUM_AXES columns: seconds of transfers by axis, exposed or not."""
+"""First of NUM_AXES columns: seconds of transfers from and to the rank by axis, exposed or not, each counted."""
 CLASS_SIGMA = BUSY + NUM_AXES
 """First of NUM_CODES columns: charged seconds of kernels times the sigma of their log, by OpClass."""
 AXIS_SIGMA = CLASS_SIGMA + NUM_CODES
@@ -156,7 +156,7 @@ def _collect(
         level_of: level of a Charge.
         charges: in and out: what kernels add.
         num_of_body: in and out: bodies that ran.
-        busy: in and out: seconds by level of its own ops.
+        busy: in and out: seconds by level.
         times: out: start and end of each interval in turn.
         levels: out: of each interval.
         sigmas: out: of each interval.
@@ -166,8 +166,7 @@ def _collect(
     last_kernel = -1
     count = 0
     for position in range(own.shape[0] + incoming.shape[0]):
-        is_own = position < own.shape[0]
-        op = own[position] if is_own else incoming[position - own.shape[0]]
+        op = own[position] if position < own.shape[0] else incoming[position - own.shape[0]]
         low = min(max(start[op], from_s), to_s)
         high = min(max(end[op], from_s), to_s)
         kind = charge[op]
@@ -175,8 +174,7 @@ def _collect(
             continue
         took = high - low
         level = level_of[kind]
-        if is_own:
-            busy[level] += took
+        busy[level] += took
         if kind == _BODY:
             num_of_body[body_of_source[source[op]]] += took / alone[source[op]]
         elif kind <= _OPTIMIZER:

@@ -170,18 +170,23 @@ TWO_STAGES = {"layout": "tp=8,pp=2", "global_batch_size": "2", "schedule": "mine
         (
             ("0F0,0B0,0F1,0B1", "1F1,1F0,1B0,1B1"),
             {},
-            "deadlocks with 7 passes left: stage 0 at 0B0 for the backward of micro-batch 0 in chunk 1; stage 1 at 1F1 "
+            "schedule = 'mine.csv': deadlocks with 7 passes left: stage 0 at 0B0 for the backward of micro-batch "
+            "0 in chunk 1; stage 1 at 1F1 "
             "for the forward of micro-batch 1 in chunk 0; fix: put each of these behind what it waits for",
         ),
-        (("0F0,0B0,0F1", "1F0,1B0,1F1,1B1"), {}, "schedule[0] = 'micro-batch 1': chunk 0 needs F and either B or"),
-        (("0F0,0B0,0F1,0B1", "1F0,1B0,1F1"), {}, "fix: every transfer needs its sender: correct the order"),
+        (
+            ("0F0,0B0,0F1", "1F0,1B0,1F1,1B1"),
+            {},
+            "schedule = 'mine.csv, stage 0': micro-batch 1: chunk 0 needs F",
+        ),
+        (("0F0,0B0,0F1,0B1", "1F0,1B0,1F1"), {}, "fix: write each pass that is missing, and none twice"),
         (
             ("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"),
             {"layout": "tp=8,pp=4"},
-            "was made for 2 stages, and the layout has pp = 4; fix: use pp=2, or a schedule of 4 lines",
+            "schedule = 'mine.csv': 2 lines: was made for 2 stages, and the layout has pp = 4; fix: use pp=2",
         ),
         (("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"), {"layout": "tp=8,pp=2,vpp=2"}, "the layout has 2 chunks a stage"),
-        (("0F0,0B0", "1F0,1B0"), {}, "schedule[0] = 'micro-batch 1': chunk 0 needs F"),
+        (("0F0,0B0", "1F0,1B0"), {}, "schedule = 'mine.csv, stage 0': micro-batch 1: chunk 0 needs F"),
     ],
 )
 def test_schedule_files(cli: Cli, lines: tuple[str, ...], changes: dict[str, str | None], message: str) -> None:

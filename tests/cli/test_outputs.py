@@ -54,7 +54,25 @@ def _compare(found: set[str], documented: set[str], *, sometimes: set[str] = fro
 
 
 def test_predict(cli: Cli) -> None:
-    _compare(_keys(json.loads(cli(*predict("--json")).out)), _documented("`predict --json`"))
+    documented = _documented("`predict --json`")
+    done = cli(*predict("--json", "--explain", "--what-if", "tensor=0.5"))
+    _compare(_keys(json.loads(done.out)), documented)
+    plain = json.loads(cli(*predict("--json")).out)
+    _compare(_keys(plain), documented, sometimes={n for n in documented if n.startswith(("what_if.", "explanation."))})
+    compared = json.loads(done.out)["what_if"]
+    assert compared["given"] == ["tensor=0.5"]
+    assert compared["baseline_step_time_s"] == plain["step_time_s"]
+    assert json.loads(done.out)["step_time_s"] - plain["step_time_s"] == compared["change_s"] < 0
+
+
+def test_a_what_if_is_printed_beside_the_step_without_it(cli: Cli) -> None:
+    first, second = cli(*predict("--what-if", "tensor=0.5")).out.splitlines()[:2]
+    assert second.startswith("  what if     tensor=0.5: "), first
+    assert " instead of " in second
+
+
+def test_no_name_is_no_interference_model(cli: Cli) -> None:
+    assert "interference = ''" in cli.refuses(*predict("--interference", ""))
 
 
 def test_search(cli: Cli) -> None:

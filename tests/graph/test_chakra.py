@@ -190,6 +190,14 @@ def test_another_file_is_named(tmp_path: Path, data: bytes, message: str) -> Non
     [
         ([Node(number=1, name="a", kind=NodeType.COMP, data_deps=(9,))], r"node 1 \(a\) depends on node 9"),
         ([Node(number=1, name="a", kind=NodeType.COMP, data_deps=(1,))], r"node 1 \(a\) depends on itself"),
+        (
+            [
+                Node(number=n, name=f"op{n}", kind=NodeType.COMP, data_deps=(d,))
+                for n, d in ((5, 0), (0, 2), (2, 1), (1, 0))
+            ],
+            r"node 0 \(op0\) depends on itself: on node 2 \(op2\), which depends on node 1 \(op1\), which depends on "
+            r"node 0",
+        ),
         ([Node(number=1, name=n, kind=NodeType.COMP) for n in "ab"], r"node 1 \(a\) has an id that another"),
         (
             [Node(number=3, name="g", kind=NodeType.COMM_COLL, attrs={"comm_type": 3})],

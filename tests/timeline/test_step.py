@@ -162,6 +162,8 @@ def test_breakdown_adds_up(job: PipelineJob, slow: tuple[float, float]) -> None:
     assert sum(step.breakdown[key] for key in PARTS) <= step.breakdown["compute_s"] + 1e-9
     for times in step.classes:
         assert sum(times.exposed_s.values()) + times.busy_s["compute"] == pytest.approx(times.finish_s, rel=1e-9)
+        for axis in set(times.busy_s) - {"compute"}:
+            assert times.exposed_s[axis] <= times.busy_s[axis] + 1e-9 * step.step_time_s, axis
         assert max(times.busy_s[axis] for axis in ("compute", "tensor", "context", "data")) <= step.step_time_s + 1e-9
 
 

@@ -54,7 +54,7 @@ def _check_passes(schedule: PipelineSchedule) -> None:
                     model_chunk = int(schedule.placement[stage, chunk])
                     rule = f"chunk {model_chunk} needs F and either B or both I and W for it, and has "
                     have = "".join(_LETTER[kind] for kind in sorted(kinds)) or "nothing"
-                    fix = "every transfer needs its sender: correct the order"
+                    fix = "write each pass that is missing, and none twice"
                     raise SpecError(_field(stage), f"micro-batch {m}", rule + have, fix)
 
 
