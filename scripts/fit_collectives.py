@@ -10,6 +10,7 @@ did not see their curve; --fold I does one part only. What is written is coeffic
 """
 
 import argparse
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from echo_explore.calibration.collective_fit import (
     fit_network,
     fit_scale_up,
     spread,
+    with_span,
 )
 from echo_explore.calibration.collective_vectors import START_NETWORK, start_scale_up
 from echo_explore.calibration.comm_toml import alias_table, custom_table, network_table, scale_up_table, tool_table
@@ -233,7 +235,7 @@ def _fit_one_network(
                 scale_up[name] = replace(scale_up[name], tree_efficiency=fit.tree_efficiency)
         fitted = replace(links, network=fit.network, scale_up=scale_up[fabric.scale_up])
         final = [(errors(s, fitted, able), s) for s, able in samples]
-        network[key] = replace(fit.network, sigma_log=_spread(final))
+        network[key] = with_span(replace(fit.network, sigma_log=_spread(final)), [s for s, _ in samples])
         _report(f"network.{key}", final)
 
 
@@ -284,7 +286,10 @@ def write(path: Path, c: CommCoefficients, counts: Mapping[str, int], exchanges:
     for key, network in c.network.items():
         if f"network.{key}" in counts:
             text += network_table(network, f"{SOURCES.get(key, key)}; {counts[f'network.{key}']} rows, {date}")
-    other = replace(c.network["infiniband-ampere"], key="default", sigma_log=DEFAULT_SIGMA, unmeasured_sigma_log=0.5)
+    other = replace(
+        c.network["infiniband-ampere"], key="default", sigma_log=DEFAULT_SIGMA, unmeasured_sigma_log=0.5,
+        measured_bytes=(0.0, math.inf), measured_ranks=(0.0, math.inf),
+    )  # fmt: skip
     text += network_table(other, "Networks that were not measured: as InfiniBand under A100, wider spread (judged)")
     for name, other_key in ALIASES:
         text += alias_table(

@@ -414,3 +414,13 @@ def _fit_custom_below(
     ratio = modelled(costs) / time_s
     sigma = float(np.sqrt(np.mean(np.log(ratio) ** 2)))
     return float(np.mean(np.abs(ratio - 1))), replace(costs, sigma_log=round(sigma, 3))
+
+
+def with_span(network: NetworkCoefficients, samples: Sequence[Samples]) -> NetworkCoefficients:
+    """The coefficients with the sizes and the groups of the samples that they were fitted to."""
+    sizes, ranks = (np.concatenate(columns) for columns in zip(*((s.size, s.num_ranks) for s in samples), strict=True))
+    return replace(
+        network,
+        measured_bytes=(float(sizes.min()), float(sizes.max())),
+        measured_ranks=(float(ranks.min()), float(ranks.max())),
+    )

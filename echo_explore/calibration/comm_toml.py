@@ -1,5 +1,6 @@
 """Writes coefficients of collectives as TOML tables, each under a line that says where it comes from."""
 
+import math
 from collections.abc import Iterable
 
 from echo_explore.comm.coefficients import (
@@ -102,8 +103,17 @@ tree_tuner_latency = {_list(c.tree_tuner.latency)}
 tree_tuner_stream = {_list(c.tree_tuner.stream)}
 switch_tuner = {_list(c.switch_tuner)}
 sigma_log = {_list(c.sigma_log)}
-unmeasured_sigma_log = {c.unmeasured_sigma_log:.4g}
+unmeasured_sigma_log = {c.unmeasured_sigma_log:.4g}{_measured(c)}
 {"simple_only = true" if c.simple_only else ""}"""
+
+
+def _measured(c: NetworkCoefficients) -> str:
+    """The lines of what was measured; none where that is not known."""
+    if not math.isfinite(c.measured_bytes[1]):
+        return ""
+    low, high = (f'"{size:.0f} B"' for size in c.measured_bytes)
+    least, most = (f"{ranks:.0f}" for ranks in c.measured_ranks)
+    return f"\nmeasured_bytes = [{low}, {high}]\nmeasured_ranks = [{least}, {most}]"
 
 
 def alias_table(name: str, other: str, source: str) -> str:

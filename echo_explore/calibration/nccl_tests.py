@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from echo_explore.calibration.collective_fit import Samples, fit_network, fit_scale_up, modelled_log_s, spread
+from echo_explore.calibration.collective_fit import (
+    Samples,
+    fit_network,
+    fit_scale_up,
+    modelled_log_s,
+    spread,
+    with_span,
+)
 from echo_explore.calibration.comm_toml import network_table, scale_up_table
 from echo_explore.calibration.link_checks import check_bus_bandwidth, check_devices, check_fit
 from echo_explore.calibration.nccl_log import LogRow
@@ -121,6 +128,7 @@ def calibrate_links(
         kinds = {s.kind for s in across}
         widest = max(sigma) if kinds > {Collective.ALL_REDUCE} else links.network.unmeasured_sigma_log
         network = replace(found.network, key=key, sigma_log=sigma, unmeasured_sigma_log=widest)
+        network = with_span(network, across)
         fitted = replace(fitted, network=network)
         text += network_table(network, f"{source} on {cluster.name}, {_count(across)} rows", prefix="comm.")
     sizes = [size for s in (*inside, *across) for size in _by_size(s, cluster, links, fitted, able)]

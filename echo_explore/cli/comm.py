@@ -11,6 +11,8 @@ import typer
 from echo_explore.cli.curve_svg import bandwidth_svg
 from echo_explore.core import SpecError, format_bytes, format_seconds, parse_quantity, write_atomic
 
+_Z80 = 1.2816
+"""Quantile 0.9 of the normal distribution."""
 _DTYPES = ("fp64", "fp32", "bf16", "fp16", "fp8", "int64", "int32", "int8")
 
 
@@ -80,7 +82,9 @@ def _table(kind: Any, ranks: int, points: Any) -> str:
     names = list(dict.fromkeys(name.partition("/")[0] for p in points for name in p.times_s))
     wide = max(15, *(len(p.chosen) for p in points))
     columns = " ".join(f"{n:>10s}" for n in names)
-    lines = [f"{'size':>10s} {'time':>10s} {'chosen':>{wide}s} {'SMs':>4s} {'GB/s':>8s}  {columns}"]
+    lines = [
+        f"{'size':>10s} {'time':>10s} {'80 % interval':>23s} {'chosen':>{wide}s} {'SMs':>4s} {'GB/s':>8s}  {columns}"
+    ]
     for p in points:
         cells = []
         for name in names:
@@ -88,10 +92,19 @@ def _table(kind: Any, ranks: int, points: Any) -> str:
             rate = bus_bandwidth(kind, p.message_bytes, min(times), ranks) / 1e9 if times else math.nan
             cells.append((f"{rate:.2f}" if times else "").rjust(max(10, len(name))))
         lines.append(
-            f"{format_bytes(p.message_bytes):>10s} {format_seconds(p.time_s):>10s} {p.chosen:>{wide}s} "
-            f"{p.plan.num_sms:4d} {p.bus_bandwidth_bytes_per_s / 1e9:8.2f}  " + " ".join(cells)
+            f"{format_bytes(p.message_bytes):>10s} {format_seconds(p.time_s):>10s} {_interval(p):>23s} "
+            f"{p.chosen:>{wide}s} {p.plan.num_sms:4d} {p.bus_bandwidth_bytes_per_s / 1e9:8.2f}  " + " ".join(cells)
         )
+    if not all(p.is_measured for p in points):
+        lines.append("*: unmeasured: no such collective, size or group between nodes in the fit; the model alone")
     return "\n".join(lines)
+
+
+def _interval(point: Any) -> str:
+    """Of the time; a star where it rests on the model alone."""
+    wide = math.exp(_Z80 * point.sigma_log)
+    star = "" if point.is_measured else "*"
+    return f"{format_seconds(point.time_s / wide)} - {format_seconds(point.time_s * wide)}{star}"
 
 
 def _write_plot(path: Path, title: str, kind: Any, ranks: int, points: Any) -> None:

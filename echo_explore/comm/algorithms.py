@@ -88,6 +88,21 @@ def _across_s(
     return np.where(groups.crosses, network.base_s + steps * step_s, 0.0)
 
 
+def _at_least(time: AlgorithmTime, least_s: Floats) -> AlgorithmTime:
+    """The time, but never less than what must cross the slowest cut takes at its full rate.
+
+    Hidden bytes are counted against scale-up links; over slower cards they could hide more than these carry meanwhile.
+    """
+    return AlgorithmTime(latency_s=time.latency_s, stream_s=np.maximum(time.stream_s, least_s - time.latency_s))
+
+
+def _ring_least_s(groups: GroupArrays, links: ClusterLinks, edge_bytes: Floats) -> Floats:
+    """Seconds that the bytes of one edge of a ring or chain take over the slower of link and cards, q = e = 1."""
+    link = np.where(groups.ranks_per_node > 1, links.scale_up_bytes_per_s, np.inf)
+    cards = groups.network_bytes_per_s * spine_share(groups, links, "neighbours")
+    return edge_bytes / np.minimum(link, cards)
+
+
 def _hidden_bytes(costs: RingCosts, links: ClusterLinks, protocol: int, rounds: int) -> float:
     return costs.hidden_fraction[protocol] * costs.launch_s[protocol] * links.scale_up_bytes_per_s / rounds
 
@@ -116,7 +131,8 @@ def ring(
     )
     moved = np.maximum(size - _hidden_bytes(costs, links, protocol, rounds), 0.0)
     local = size / n / (links.scale_up_bytes_per_s * costs.local_efficiency)
-    return AlgorithmTime(latency_s=latency, stream_s=rounds * (n - 1) / n * moved / rate + local)
+    time = AlgorithmTime(latency_s=latency, stream_s=rounds * (n - 1) / n * moved / rate + local)
+    return _at_least(time, _ring_least_s(groups, links, rounds * (n - 1) / n * size))
 
 
 def chain(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts, *, protocol: int) -> AlgorithmTime:
@@ -129,7 +145,7 @@ def chain(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCos
         network_rate(groups, links, links.network.ring_efficiency, protocol),
     )
     moved = np.maximum(size - _hidden_bytes(costs, links, protocol, 1), 0.0)
-    return AlgorithmTime(latency_s=latency, stream_s=moved / rate)
+    return _at_least(AlgorithmTime(latency_s=latency, stream_s=moved / rate), _ring_least_s(groups, links, size))
 
 
 def tree(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts, *, protocol: int) -> AlgorithmTime:
@@ -153,15 +169,20 @@ def tree(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCost
 
 
 def collnet(groups: GroupArrays, links: ClusterLinks, size: Floats, costs: RingCosts) -> AlgorithmTime:
-    """An all-reduce with reduction in the network's switches (SHARP) and chains inside a node; Simple only; M >= 2.
+    """An all-reduce with reduction in the network's switches (SHARP), direct inside a node; Simple only; M >= 2.
 
-    t = a + 2 (r-1) h + 2 g + S max(2 / (W e), 1 / (B q)): two steps whatever M, and a node sends S once.
+    t = a + 2 (r-1) h + 2 g + S max(2 (r-1)/r / (W e), 1 / (B q)): two steps whatever M
+
+    Each of r ranks owns S/r: a reduce-scatter brings it to them, (r-1)/r S over a GPU's link; each sends its part up
+    over the cards next to it and gets the sum back, together S out of a node and S in; an all-gather takes (r-1)/r S
+    more over the links, in the same direction as the first. Chunks are pipelined: the slower level counts. e and q are
+    a ring's under Simple: cards and links stream to one peer as there, and nobody waits for two children as in trees.
+    At one rank a node t >= S / B. [NCCL 2.18 src/device/all_reduce.h, CollNet direct, 2023]
     """
     r = groups.ranks_per_node
     latency = costs.launch_s[SIMPLE] + 2 * (r - 1) * costs.hop_factor[SIMPLE] * links.link_latency_s
     latency = latency + _across_s(groups, links, _tree_steps(groups, collnet=True), SIMPLE, "tree")
-    e = links.scale_up.tree_efficiency * costs.efficiency[SIMPLE] / max(costs.efficiency)
-    inner = np.where(r > 1, 2.0 / (links.scale_up_bytes_per_s * e), 0.0)
+    inner = 2.0 * (r - 1) / r / (links.scale_up_bytes_per_s * costs.efficiency[SIMPLE])
     outer = _tree_seconds_per_byte(groups, links, SIMPLE, collnet=True)
     return AlgorithmTime(latency_s=latency, stream_s=size * np.maximum(inner, outer))
 
@@ -205,7 +226,8 @@ def _tree_steps(groups: GroupArrays, *, collnet: bool) -> Floats:
 def _tree_seconds_per_byte(groups: GroupArrays, links: ClusterLinks, protocol: int, *, collnet: bool) -> Floats:
     """Seconds a byte between nodes, f / (B q_p); f = 1 also where switches reduce: a node sends S once."""
     f = np.where((groups.num_nodes == 2) | collnet, 1.0, 2.0)
-    return f / network_rate(groups, links, links.network.tree_efficiency, protocol, pattern="tree")
+    q = links.network.ring_efficiency if collnet else links.network.tree_efficiency
+    return f / network_rate(groups, links, q, protocol, pattern="tree")
 
 
 def all_to_all(

@@ -30,6 +30,8 @@ from echo_explore.graph.kinds import Collective, DType
 
 NCCL_ALGORITHMS: Final = ("ring", "tree", "chain", "collnet", "nvls", "nvls-tree", "pat", "direct")
 """NCCL_ALGO spells them Ring, Tree, CollNet, NVLS, NVLSTree, PAT."""
+TUNED: Final = ("ring", "tree", "chain", "collnet", "nvls", "nvls-tree", "pat")
+"""Those among which NCCL's tuner compares its estimates."""
 HALVING_DOUBLING: Final = "halving-doubling"
 OWN_KERNELS: Final = ("one-shot", "two-shot", "in-switch")
 """Of inference frameworks; see comm/custom.py."""
@@ -182,8 +184,18 @@ class Choice:
     options: tuple[Option, ...]
 
 
-def choose(options: Sequence[Option], forced: ForcedChoice, crosses: npt.NDArray[np.bool_], kind: Collective) -> Choice:
+def choose(
+    options: Sequence[Option],
+    forced: ForcedChoice,
+    crosses: npt.NDArray[np.bool_],
+    kind: Collective,
+    *,
+    unfitted: npt.NDArray[np.bool_] | None = None,
+) -> Choice:
     """The option with the least believed time among those that are left; `crosses`: which groups span nodes.
+
+    Where the tuner's weights were fitted to no such size (`unfitted`), the least time decides among algorithms whose
+    choice is the tuner's; sends change protocol by their own rule of size.
 
     Raises:
         SpecError: what is forced does not exist for one of these collectives.
@@ -197,6 +209,8 @@ def choose(options: Sequence[Option], forced: ForcedChoice, crosses: npt.NDArray
     times = np.array([o.time.time_s for o in left])
     judged = np.array([o.time.time_s if o.even_s is None else o.even_s for o in left])
     least = np.where(np.isfinite(believed), judged, np.inf).min(axis=0)
+    if unfitted is not None and all(o.algorithm in TUNED for o in left):
+        believed = np.where(unfitted & np.isfinite(believed), judged, believed)
     index = np.where(crosses & (judged > _WORST_CHOICE * least), np.inf, believed).argmin(axis=0)
     return Choice(time_s=times[index, np.arange(len(index))], index=index, options=tuple(left))
 

@@ -6,6 +6,7 @@ below it, `[tool.<name>]`. In a calibration file of a user's own the same lie
 under `[comm]`. `same_as = "<key>"` repeats another table.
 """
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -210,6 +211,8 @@ def _network(key: str, read: TableReader) -> NetworkCoefficients:
         switch_tuner=read.number_pair("switch_tuner", most=_ANY),
         sigma_log=read.numbers("sigma_log", most=3.0),
         unmeasured_sigma_log=read.number("unmeasured_sigma_log", most=3.0),
+        measured_bytes=read.byte_pair("measured_bytes") if read.has("measured_bytes") else (0.0, math.inf),
+        measured_ranks=read.number_pair("measured_ranks", most=_ANY) if read.has("measured_ranks") else (0.0, math.inf),
         simple_only=read.flag("simple_only"),
     )
 

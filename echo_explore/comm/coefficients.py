@@ -1,5 +1,6 @@
 """What the collective model knows of a scale-up fabric and of a kind of network: constants fitted to measured times."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -149,6 +150,8 @@ class NetworkCoefficients:
         switch_tuner: weights on (latency, transfer time) of trees over the switch's reduction (NVLS-tree).
         sigma_log: for all-reduce, by size band.
         unmeasured_sigma_log: for collectives that were not measured between nodes.
+        measured_bytes: least and most message bytes that it was fitted to.
+        measured_ranks: least and most GPUs of the groups it was fitted to.
         simple_only: its cards keep no order inside a message, which the flags of LL and LL128 need.
     """
 
@@ -165,7 +168,15 @@ class NetworkCoefficients:
     switch_tuner: Pair = (1.0, 1.0)
     sigma_log: Triple
     unmeasured_sigma_log: float
+    measured_bytes: Pair = (0.0, math.inf)
+    measured_ranks: Pair = (0.0, math.inf)
     simple_only: bool = False
+
+    def is_measured(self, message_bytes: float, num_ranks: float) -> bool:
+        """Within the sizes and the groups of the fit."""
+        low, high = self.measured_bytes
+        least, most = self.measured_ranks
+        return low <= message_bytes <= high and least <= num_ranks <= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

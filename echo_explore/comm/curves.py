@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from echo_explore.comm.bandwidth import algorithm_bandwidth, bus_bandwidth
-from echo_explore.comm.model import HierarchicalModel
+from echo_explore.comm.model import HierarchicalModel, rests_on_measurements
 from echo_explore.comm.request import CollectiveRequest
 from echo_explore.comm.schedule import CollectivePlan
 from echo_explore.core import SpecError
@@ -23,6 +23,7 @@ class CurvePoint:
         chosen: algorithm and protocol that the tuner takes.
         time_s: of the chosen one.
         sigma_log: how sure that is.
+        is_measured: the fit saw this collective, size and group between nodes; true inside one domain.
         times_s: by algorithm and protocol, of all that exist.
         plan: channels, chunks, SMs of the chosen one.
     """
@@ -31,6 +32,7 @@ class CurvePoint:
     chosen: str
     time_s: float
     sigma_log: float
+    is_measured: bool
     algorithm_bandwidth_bytes_per_s: float
     bus_bandwidth_bytes_per_s: float
     times_s: dict[str, float]
@@ -102,6 +104,7 @@ def collective_curve(
                 chosen=model.chosen_algorithm(request, cluster),
                 time_s=price.time_s,
                 sigma_log=price.sigma_log,
+                is_measured=rests_on_measurements(request, model.links_of(cluster)),
                 algorithm_bandwidth_bytes_per_s=algorithm_bandwidth(size, price.time_s),
                 bus_bandwidth_bytes_per_s=bus_bandwidth(collective, size, price.time_s, group.num_ranks),
                 times_s=model.algorithm_times(request, cluster),

@@ -145,7 +145,13 @@ class HierarchicalModel:
 
     def choice_of(self, kind: Collective, batch: Batch, links: ClusterLinks) -> Choice:
         """What runs for each collective of a batch, and its time."""
-        return choose(self._options(kind, batch, links), self.forced, batch.groups.crosses, kind)
+        return choose(
+            self._options(kind, batch, links),
+            self.forced,
+            batch.groups.crosses,
+            kind,
+            unfitted=batch.groups.crosses & (batch.size < links.network.measured_bytes[0]),
+        )
 
     def _options(self, kind: Collective, batch: Batch, links: ClusterLinks) -> list[Option]:
         """What the library could run, and what is named beside it."""
@@ -264,6 +270,14 @@ def _batch_of(request: CollectiveRequest, links: ClusterLinks) -> Batch:
     )
 
 
+def rests_on_measurements(request: CollectiveRequest, links: ClusterLinks) -> bool:
+    """Whether the fit saw such a collective, of such a size, over such a group; true inside one domain."""
+    if request.group.num_nodes == 1:
+        return True
+    kind = request.collective in (Collective.ALL_REDUCE, Collective.BARRIER)
+    return kind and links.network.is_measured(request.message_bytes, request.group.num_ranks)
+
+
 def _sigma_log(request: CollectiveRequest, links: ClusterLinks) -> float:
     """Residual spread of the level that was calibrated; wider for collectives not measured between nodes."""
     size, group = request.message_bytes, request.group
@@ -273,6 +287,6 @@ def _sigma_log(request: CollectiveRequest, links: ClusterLinks) -> float:
     if group.num_nodes == 1:
         return links.scale_up.sigma_log[band]
     network = links.network
-    if request.collective in (Collective.ALL_REDUCE, Collective.BARRIER):
+    if rests_on_measurements(request, links):
         return network.sigma_log[band]
     return max(network.sigma_log[band], network.unmeasured_sigma_log)

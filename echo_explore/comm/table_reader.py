@@ -19,6 +19,10 @@ class TableReader:
             raise SpecError(f"{self._where}.{key}", "(missing)", "must be given", f"add {key}")
         return self._table[key]
 
+    def has(self, key: str) -> bool:
+        """The table has that key."""
+        return key in self._table
+
     def inner(self, key: str) -> "TableReader":
         """The table below this one."""
         value = self._get(key)

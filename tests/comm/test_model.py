@@ -2,7 +2,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echo_explore.comm import CollectiveRequest, HierarchicalModel, bus_bandwidth, bus_factor
@@ -352,3 +352,56 @@ def test_a_fabric_without_coefficients_is_an_error_not_a_guess() -> None:
 def test_bus_factors_of_nccl_tests(kind: Collective, factor: float) -> None:
     assert bus_factor(kind, 8) == factor
     assert bus_factor(kind, 1) == 0
+
+
+SIX_OVER_TWO = GroupShape(num_ranks=6, ranks_per_node=3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    groups().filter(lambda g: g.num_nodes > 1),
+    st.sampled_from((Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)),
+    NAMED,
+    SIZES,
+)
+@example(SIX_OVER_TWO, Collective.ALL_GATHER, "v100-25gbe", 2.0**19)
+def test_rings_never_beat_their_cards(group: GroupShape, kind: Collective, name: str, size: float) -> None:
+    request = CollectiveRequest(collective=kind, message_bytes=size, group=group)
+    card = network_share(group, MODEL.links_of(CLUSTERS[name]))
+    least_s = size * bus_factor(kind, group.num_ranks) / card
+    for option, time_s in MODEL.algorithm_times(request, CLUSTERS[name]).items():
+        if option.startswith(("ring", "chain")):
+            assert time_s >= least_s * (1 - 1e-9)
+
+
+def all_reduce_of(num_ranks: int, size: float) -> CollectiveRequest:
+    group = GroupShape(num_ranks=num_ranks, ranks_per_node=8)
+    return CollectiveRequest(collective=Collective.ALL_REDUCE, message_bytes=size, group=group)
+
+
+@pytest.mark.parametrize("name", ["h100-ndr", "h800-ndr"])
+@pytest.mark.parametrize("size", [2.0**10, 2.0**16, 2.0**19])
+def test_below_the_measured_sizes_the_least_time_is_taken(name: str, size: float) -> None:
+    request = all_reduce_of(64, size)
+    assert MODEL.collective_time(request, CLUSTERS[name]).time_s == pytest.approx(
+        min(MODEL.algorithm_times(request, CLUSTERS[name]).values())
+    )
+
+
+def test_prices_outside_the_measured_range_are_less_sure() -> None:
+    cluster = CLUSTERS["h100-ndr"]
+    inside = MODEL.collective_time(all_reduce_of(64, 2.0**24), cluster).sigma_log
+    assert inside < 0.1
+    for num_ranks, size in ((64, 1024.0), (2048, 2.0**24), (64, 2.0**36)):
+        assert MODEL.collective_time(all_reduce_of(num_ranks, size), cluster).sigma_log == 0.35
+
+
+def test_reduction_in_the_network_is_faster_than_a_ring_and_no_faster_than_the_cards() -> None:
+    base = CLUSTERS["h100-ndr"]
+    cluster = base.model_copy(update={"fabric": base.fabric.model_copy(update={"in_network_reduction": True})})
+    times = MODEL.algorithm_times(all_reduce_of(64, 2.0**30), cluster)
+    assert times["collnet/Simple"] < times["ring/Simple"]
+    alone = GroupShape(num_ranks=64, ranks_per_node=1, groups_per_node=8)
+    request = CollectiveRequest(collective=Collective.ALL_REDUCE, message_bytes=2.0**30, group=alone)
+    card = network_share(alone, MODEL.links_of(cluster))
+    assert MODEL.algorithm_times(request, cluster)["collnet/Simple"] >= 2.0**30 / card
