@@ -301,9 +301,11 @@ def test_what_was_not_measured_is_less_sure(kind: Collective, size: float) -> No
         request = CollectiveRequest(collective=kind, message_bytes=size, group=group)
         return MODEL.collective_time(request, CLUSTERS[name]).sigma_log
 
-    inside, across = GroupShape(num_ranks=8, ranks_per_node=8), GroupShape(num_ranks=32, ranks_per_node=8)
+    inside, across = GroupShape(num_ranks=8, ranks_per_node=8), GroupShape(num_ranks=64, ranks_per_node=8)
     assert 0 < sigma("h100-ndr", inside) < sigma("mi300x-roce", inside)
-    assert sigma("h100-ndr", across) <= sigma("mi300x-roce", across)
+    low, high = MODEL.coefficients.network["infiniband-hopper"].measured_bytes
+    if kind != Collective.ALL_REDUCE or low <= size <= high:
+        assert sigma("h100-ndr", across) <= sigma("mi300x-roce", across)
     if kind != Collective.ALL_REDUCE:
         assert sigma("h100-ndr", across) >= 0.35
 
