@@ -58,7 +58,7 @@ SMALL_SUITE = Suite(
     products=((1, 64, 64, 64), (1, 128, 64, 64), (1, 64, 128, 64), (1, 64, 64, 128), (2, 64, 64, 64)),
     attention=((1, 2, 1, 64, 32),) * 5,
     streams=((64, 64), (128, 64), (64, 128), (128, 128), (32, 64)),
-    repeats=3,
+    repeats=9,
     warm_up=1,
 )
 """A suite of a moment, for a CPU."""
