@@ -5,7 +5,8 @@ The same code runs on the CPU, with its own clock, so that it can be tested wher
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,7 +86,7 @@ def profile_kernels(device: str = "cuda", suite: Suite | None = None) -> Measure
     flush = torch.empty(64 * 2**20 if place.type == "cuda" else 1, dtype=torch.int32, device=place)
     rows, seconds = [], []
     ignored: dict[str, int] = {}
-    with torch.inference_mode():
+    with torch.inference_mode(), _one_thread(place):
         for row, make in _work(suite, place):
             try:
                 run = make()
@@ -99,6 +100,18 @@ def profile_kernels(device: str = "cuda", suite: Suite | None = None) -> Measure
         rows=tuple(rows), time_s=np.array(seconds), measured="isolated",
         source=f"profile of {name}, torch {torch.__version__}", num_ignored=ignored,
     )  # fmt: skip
+
+
+@contextmanager
+def _one_thread(place: "torch.device") -> Iterator[None]:
+    """On a CPU kernels run on one thread: threads that wait for each other beside other work take milliseconds."""
+    before = torch.get_num_threads()
+    if place.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 Run = Callable[[], object]
