@@ -70,7 +70,7 @@ from scripts.collective_sources import (
     TOOLS,
     published_rows,
 )
-from scripts.exchange_tables import exchange_tables
+from scripts.exchange_tables import exchange_tables, left_out_errors, read_exchanges
 
 
 def make_samples(
@@ -330,6 +330,10 @@ def main() -> None:
         judged += left_out
         predicted += predict_rows(left_out, HierarchicalModel(coefficients=with_aliases(found)))[0]
     print(score_collectives(judged, predicted).text())
+    if args.folds and args.fold is None:
+        exchanged = read_exchanges(args.data / "kernels" / "moe_a2a.csv.gz")
+        for (gpu, phase), (median, mean) in left_out_errors(exchanged, args.seed).items():
+            print(f"DeepEP {phase} on {gpu}, workloads left out: median {median:.1%}, mean {mean:.1%}")
     if args.worst:
         print(worst_curves(judged, predicted, args.worst))
     if args.predicted is not None:

@@ -87,11 +87,6 @@ def has_comm_tables(path: Path) -> bool:
     return "comm" in _read(path)
 
 
-def has_compute_tables(path: Path) -> bool:
-    """Whether a calibration file holds anything but collectives: coefficients of kernels."""
-    return any(isinstance(value, dict) for key, value in _read(path).items() if key != "comm")
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

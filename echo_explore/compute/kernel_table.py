@@ -36,8 +36,6 @@ _MARKS: Mapping[Kind, frozenset[str]] = {
     "attention": frozenset(("heads", "seq_q", "head_dim")),
     "elementwise": frozenset(("op", "rows", "cols")),
 }
-COUNTS = ("batch", "m", "n", "k", "heads", "kv_heads", "seq_q", "seq_k", "rows", "cols")
-"""Columns of whole numbers of at least 1."""
 PASSES = ("fwd", "bwd", "fwd+bwd")
 
 

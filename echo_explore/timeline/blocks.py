@@ -35,8 +35,9 @@ _IDENTITY = (
     "stream",
     "host_calls",
     "dims",
+    "dtype",
+    "name",
 )
-_TEXTS = ("name", "module")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -29,8 +29,6 @@ class Column(IntEnum):
     """Part of COMPUTE."""
 
 
-NUM_EXCLUSIVE = 9
-"""Columns that exclude each other."""
 NUM_AXES = 5
 """Tensor, context, expert, data, pipeline."""
 BUSY = 11

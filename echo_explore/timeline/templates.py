@@ -31,11 +31,6 @@ class Template:
     source: TimedGraph
 
     @property
-    def is_collapsed(self) -> bool:
-        """Whether it is one body instead of its rows."""
-        return self.charges is not None
-
-    @property
     def duration_s(self) -> float:
         """Seconds of all its ops one after the other: of one that is collapsed what it takes."""
         return float(self.ops.duration_s.sum())

@@ -94,18 +94,6 @@ class Network:
         """`leaf/0/1 -> spine/3`."""
         return f"{self.vertex_names[self.source[link]]} -> {self.vertex_names[self.target[link]]}"
 
-    def find_link(self, source: str, target: str) -> int:
-        """The first link between two named vertices.
-
-        Raises:
-            SpecError: there is none.
-        """
-        names = self.vertex_names
-        for link in range(self.num_links):
-            if names[self.source[link]] == source and names[self.target[link]] == target:
-                return link
-        raise SpecError("link", f"{source} -> {target}", "is not in the network", "name two joined vertices")
-
 
 @dataclass(slots=True)
 class NetworkBuilder:

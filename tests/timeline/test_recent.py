@@ -40,6 +40,14 @@ def test_a_warm_call_is_a_cold_one(job: PipelineJob, slow: tuple[float, float], 
     assert warm == again == cold
 
 
+@pytest.mark.parametrize("column", ["dtype", "name"])
+def test_blocks_of_other_types_or_names_are_other_blocks(column: str) -> None:
+    """The type decides what a module's Python takes, the name what a message says of a stuck op."""
+    timed = equal_stages_job(num_stages=1, num_micro_batches=1).stages[0].chunks[0].forward
+    changed = replace(timed.graph, **{column: getattr(timed.graph, column) + 1})
+    assert blocks.content_of(replace(timed, graph=changed)) != blocks.content_of(timed)
+
+
 @pytest.mark.parametrize("fidelity", ["kernel", "block"])
 def test_blocks_and_programs_are_made_once(fidelity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = equal_stages_job(num_stages=4, num_micro_batches=16, num_chunks=2, send_s=0.25)
