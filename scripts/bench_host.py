@@ -108,14 +108,14 @@ def layers_of(request: Any) -> tuple[Callable[[], Any], list[Any]]:
     tokens = request.sequence_length // (request.tensor_parallel if request.sequence_parallel else 1)
     x = torch.randn(tokens, 1, request.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     if request.framework == "megatron":
-        from echo_explore.tracing import megatron_model
+        from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model
         from echo_explore.tracing.megatron_schedule import Batches
 
-        degrees = megatron_model.Degrees(tensor=request.tensor_parallel)
-        megatron_model.start_cluster(degrees)
-        config = megatron_model.config_of(request, request.model.layer_kinds, degrees, megatron_model.Schedule())
+        degrees = megatron_cluster.Degrees(tensor=request.tensor_parallel)
+        megatron_cluster.start_cluster(degrees)
+        config = megatron_config.config_of(request, request.model.layer_kinds, degrees, megatron_config.Schedule())
         chunks = megatron_model.build_chunks(request, config, degrees, tied=False)
-        model = megatron_model.wrap(chunks, config, megatron_model.Schedule())[0]
+        model = megatron_model.wrap(chunks, config, megatron_config.Schedule())[0]
         inner = model.module.module
         rotary = inner.rotary_pos_emb(request.sequence_length) if request.model.position_embedding == "rope" else None
         mask = Batches(request)._mask

@@ -64,12 +64,12 @@ def megatron_optimizer(*, sharded: bool, num_layers: int = 12) -> None:
     request = bench_host.request_of("megatron", "gpt", "fused", "flash", "none", 1)
     bench_host.on_the_cpu()
     _pretend_cuda()
-    from echo_explore.tracing import megatron_model, megatron_rank
+    from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_rank
 
-    degrees = megatron_model.Degrees(tensor=1)
-    megatron_model.start_cluster(degrees)
-    schedule = megatron_model.Schedule(distributed_optimizer=sharded)
-    config = megatron_model.config_of(request, request.model.layer_kinds, degrees, schedule)
+    degrees = megatron_cluster.Degrees(tensor=1)
+    megatron_cluster.start_cluster(degrees)
+    schedule = megatron_config.Schedule(distributed_optimizer=sharded)
+    config = megatron_config.config_of(request, request.model.layer_kinds, degrees, schedule)
     chunks = megatron_model.build_chunks(request, config, degrees, tied=False)
     model: Any = megatron_model.wrap(chunks, config, schedule)[0]
     optimizer = megatron_rank._optimizer("bf16", [model], schedule)

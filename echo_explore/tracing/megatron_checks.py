@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from echo_explore.graph import Axis
-from echo_explore.tracing import megatron_model, megatron_shims
-from echo_explore.tracing.megatron_model import Degrees, Schedule
+from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_shims
+from echo_explore.tracing.megatron_cluster import Degrees
+from echo_explore.tracing.megatron_config import Schedule
 from echo_explore.tracing.megatron_schedule import Batches, spans
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.request import TraceRequest
@@ -66,7 +67,7 @@ def schedule_order(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     degrees = Degrees(pipeline=pipeline_parallel, virtual=virtual_pipeline, rank=rank)
-    axes = megatron_model.start_cluster(degrees)
+    axes = megatron_cluster.start_cluster(degrees)
     config = TransformerConfig(
         num_layers=pipeline_parallel * virtual_pipeline,
         hidden_size=8,
@@ -85,7 +86,7 @@ def process_groups(layout: Mapping[str, int], rank: int) -> dict[str, list[int]]
     """Ranks of every process group of `rank` as Megatron initialises them, by name of the axis; none of one rank."""
     names = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
     tensor, pipeline, virtual, context, expert, expert_tensor, data = (layout.get(n, 1) for n in names)
-    axes = megatron_model.start_cluster(
+    axes = megatron_cluster.start_cluster(
         Degrees(
             tensor=tensor, pipeline=pipeline, virtual=virtual, context=context, expert=expert,
             expert_tensor=expert_tensor, data=data, rank=rank,
@@ -116,7 +117,7 @@ def bucket_layout(
 
     stages = pipeline_rank + 1
     degrees = Degrees(pipeline=stages, data=data_parallel, rank=pipeline_rank * data_parallel)
-    megatron_model.start_cluster(degrees)
+    megatron_cluster.start_cluster(degrees)
     config = TransformerConfig(
         num_layers=stages,
         hidden_size=8,
@@ -184,8 +185,8 @@ def _check_layout(
         tensor=tensor, pipeline=pipeline, virtual=virtual, data=data, context=context, expert=expert,
         expert_tensor=expert_tensor, rank=(smallest % pipeline) * group, num_gpus=world,
     )  # fmt: skip
-    axes = megatron_model.start_cluster(degrees)
-    config = megatron_model.config_of(
+    axes = megatron_cluster.start_cluster(degrees)
+    config = megatron_config.config_of(
         request, request.model.layer_kinds, degrees, Schedule(layers_of_chunks=chunk_layers)
     )
     recorder = Recorder(axes, fuse=False)

@@ -14,9 +14,10 @@ from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
 from echo_explore.specs.recompute import traced_form
-from echo_explore.tracing import megatron_model, megatron_shims
+from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_shims
 from echo_explore.tracing.grouped_experts import GroupedLinear
-from echo_explore.tracing.megatron_model import Degrees, Schedule
+from echo_explore.tracing.megatron_cluster import Degrees
+from echo_explore.tracing.megatron_config import Schedule
 from echo_explore.tracing.megatron_schedule import Batches, Span, spans
 from echo_explore.tracing.provenance import Mark
 from echo_explore.tracing.quantise import quantiser_of
@@ -65,9 +66,9 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         expert_tensor=request.expert_tensor_parallel,
         rank=_busiest(request) * request.expert_tensor_parallel,
     )
-    axes = megatron_model.start_cluster(degrees)
+    axes = megatron_cluster.start_cluster(degrees)
     schedule = Schedule(narrow_gradients=request.narrow_gradients)
-    config = megatron_model.config_of(run, kinds, degrees, schedule)
+    config = megatron_config.config_of(run, kinds, degrees, schedule)
     quantiser = quantiser_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -147,7 +148,7 @@ def _boundary_bytes(request: TraceRequest) -> float:
     tokens = request.micro_batch_size * request.sequence_length // request.context_parallel
     if request.sequence_parallel:
         tokens //= request.tensor_parallel
-    return float(tokens * request.model.hidden_size * megatron_model.DTYPES[request.precision].itemsize)
+    return float(tokens * request.model.hidden_size * megatron_config.DTYPES[request.precision].itemsize)
 
 
 def move_rows(rows: Sequence[OpRow], first: int, last: int) -> list[OpRow]:

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from echo_explore.graph import Phase, RankTrace
-from echo_explore.tracing import megatron_model, megatron_shims
-from echo_explore.tracing.megatron_model import Degrees, Schedule
+from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_shims
+from echo_explore.tracing.megatron_cluster import Degrees
+from echo_explore.tracing.megatron_config import Schedule
 from echo_explore.tracing.megatron_pieces import name_modules
 from echo_explore.tracing.megatron_schedule import Batches, spans
 from echo_explore.tracing.quantise import quantiser_of
@@ -84,8 +85,8 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
         bucket_elements=request.bucket_elements,
         narrow_gradients=trace.narrow_gradients,
     )
-    axes = megatron_model.start_cluster(degrees)
-    config = megatron_model.config_of(trace, trace.model.layer_kinds, degrees, schedule)
+    axes = megatron_cluster.start_cluster(degrees)
+    config = megatron_config.config_of(trace, trace.model.layer_kinds, degrees, schedule)
     quantiser = quantiser_of(trace)
     recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
     with (
@@ -117,7 +118,7 @@ def _optimizer(
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
-    dtype = megatron_model.DTYPES[precision]
+    dtype = megatron_config.DTYPES[precision]
     settings = OptimizerConfig(
         optimizer=optimizer,
         **of_muon,

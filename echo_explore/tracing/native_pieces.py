@@ -20,7 +20,7 @@ from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import Axis, Phase, Trace
 from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing import fake_cluster, megatron_shims, native_parallel
-from echo_explore.tracing.megatron_model import DTYPES
+from echo_explore.tracing.megatron_config import DTYPES
 from echo_explore.tracing.megatron_pieces import AGAIN, LAYERS_OF_A_KIND, NUM_MICRO_BATCHES, _Cutter
 from echo_explore.tracing.megatron_schedule import Span
 from echo_explore.tracing.native_model import Transformer, rotary_angles

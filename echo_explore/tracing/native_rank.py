@@ -10,7 +10,7 @@ import torch.distributed as dist
 from echo_explore.core import TraceError
 from echo_explore.graph import Axis, OpRow, Phase, RankTrace
 from echo_explore.tracing import fake_cluster, megatron_shims, native_parallel
-from echo_explore.tracing.megatron_model import DTYPES
+from echo_explore.tracing.megatron_config import DTYPES
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_model import rotary_angles
 from echo_explore.tracing.native_pieces import autocast, build_model, name_modules, refuse_unsupported

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from echo_explore.specs import ModelSpec
-from echo_explore.tracing.megatron_model import DTYPES
+from echo_explore.tracing.megatron_config import DTYPES
 from echo_explore.tracing.native_fusion import compiled
 from echo_explore.tracing.request import TraceRequest
 from echo_explore.tracing.torchtitan_import import titan

@@ -14,7 +14,7 @@ from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import Axis, Trace
 from echo_explore.specs.native_legality import differences_from_llama
 from echo_explore.tracing import fake_cluster
-from echo_explore.tracing.megatron_model import DTYPES
+from echo_explore.tracing.megatron_config import DTYPES
 from echo_explore.tracing.megatron_pieces import LAYERS_OF_A_KIND, _Cutter
 from echo_explore.tracing.native_pieces import run_micro_batches
 from echo_explore.tracing.native_rank import no_global_shapes
