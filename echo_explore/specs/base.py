@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from echo_explore.core import SpecError, UnitError, nearest, parse_quantity
+from echo_explore.specs.megatron_flags import megatron_flags
 
 
 class StrictModel(BaseModel):
@@ -69,6 +70,8 @@ def translate(error: ValidationError, model: type[BaseModel], *, where: str = ""
     if isinstance(cause, SpecError):
         return SpecError(where + cause.field, cause.value, cause.rule, cause.fix)
     if first["type"] == "extra_forbidden":
+        if flag := megatron_flags().get(str(loc[-1])):
+            return SpecError(field, first["input"], flag.rule, flag.fix)
         known = _field_names(model, loc)
         hint = ", ".join(nearest(str(loc[-1]), known))
         return SpecError(field, first["input"], "is not a known key", f"did you mean {hint}?" if hint else "remove it")
