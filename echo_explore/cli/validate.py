@@ -25,12 +25,17 @@ def steps(
     interference: Annotated[
         str | None, typer.Option("--interference", help="physical, constant or none; default: as predict.")
     ] = None,
+    routing: Annotated[
+        Path | None, typer.Option("--routing", help="Load of experts, a number a line, where a row has none.")
+    ] = None,
 ) -> int:
     """Predict every measured step; what cannot be represented is declined with a reason."""
     from echo_explore.simulate import DEFAULT_INTERFERENCE, default_simulator
+    from echo_explore.specs.routing_file import read_load
     from echo_explore.tracing import CachedTracer
     from echo_explore.validation import validate_steps
 
+    load = read_load(routing) if routing is not None else ()
     with CachedTracer() as tracer:
         name = interference or DEFAULT_INTERFERENCE
         simulator = default_simulator(tracer=tracer, interference=name, calibration=calibration, allow_fallback=True)
@@ -39,6 +44,7 @@ def steps(
             out,
             simulator.predict,
             progress=lambda text: print(text, file=sys.stderr, flush=True),
+            expert_load=load,
             settings={
                 "calibration": content_hash(simulator.calibration),
                 "interference": name,

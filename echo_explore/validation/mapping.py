@@ -253,6 +253,8 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
         "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,
     }
+    if row.moe_experts and row.expert_load:
+        fields["expert_load"] = list(row.expert_load)
     if row.overlap.offload_layers:
         fields["offload_layers"] = row.overlap.offload_layers
     if row.task == "lora":

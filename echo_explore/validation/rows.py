@@ -4,9 +4,11 @@ Columns are described in docs/validation.md. Free-text columns are as their sour
 decided by the small functions below, which look at the words of one column only, never at a row's name.
 """
 
+import contextlib
 import csv
 import gzip
 import io
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from echo_explore.core import SpecError
 from echo_explore.specs.recipe import Attention, ExpertDispatcher, GraphScope, TrainPrecision
 from echo_explore.specs.recompute import MODULES
 from echo_explore.specs.recompute import normal_recompute as spec_form
+from echo_explore.specs.routing_file import read_load
 
 REQUIRED = (
     "id", "framework", "num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "gpu", "num_gpus", "tp", "pp",
@@ -73,6 +76,7 @@ class MeasuredRow:
         overlap: what overlap_flags says.
         extra: attn_extra, the source's further words on model and attention.
         lora_rank: width of the adapters where the model's name says it (LoRA r16).
+        expert_load: relative load of each expert; empty: balanced.
         step_time_s: measured; None where the run did not finish.
         values: every column as text, for grouping and for the output.
     """
@@ -115,6 +119,7 @@ class MeasuredRow:
     extra: str
     tied_embeddings: bool | None
     lora_rank: int | None
+    expert_load: tuple[float, ...] = ()
     step_time_s: float | None
     values: dict[str, str]
 
@@ -155,7 +160,7 @@ def read_rows(path: Path) -> list[MeasuredRow]:
         raise SpecError(
             f"{path.name}: {missing[0]}", "(missing)", "is a column that must be there", f"add {', '.join(missing)}"
         )
-    rows = [parse_row(cells, where=f"{path.name}: {cells['id']}") for cells in table]
+    rows = [parse_row(cells, where=f"{path.name}: {cells['id']}", folder=path.parent) for cells in table]
     seen: set[str] = set()
     for row in rows:
         if row.id in seen:
@@ -164,8 +169,8 @@ def read_rows(path: Path) -> list[MeasuredRow]:
     return rows
 
 
-def parse_row(cells: dict[str, str], *, where: str) -> MeasuredRow:
-    """One run from the text of its cells; `where` names it in messages.
+def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> MeasuredRow:
+    """One run from the text of its cells; `where` names it in messages, `folder` is that of the table.
 
     Raises:
         SpecError: a cell is not what it must be.
@@ -235,6 +240,7 @@ def parse_row(cells: dict[str, str], *, where: str) -> MeasuredRow:
         if (found := re.search(r"\blora r(\d+)", cells.get("model_name", "").lower()))
         else None,
         tied_embeddings=normal_tied(f"{extra}; {notes}"),
+        expert_load=_load(cells.get("routing", "").strip(), where=where, folder=folder),
         step_time_s=_seconds(cells["step_time_s"], where=where),
         values=cells,
     )
@@ -248,6 +254,24 @@ def _seconds(text: str, *, where: str) -> float | None:
             f"{where}: step_time_s", text, "must be a positive number of seconds or empty", "correct the cell"
         )
     return float(text)
+
+
+def _load(text: str, *, where: str, folder: Path) -> tuple[float, ...]:
+    """Numbers with blanks, commas or semicolons between them, or the name of a file of them beside the table.
+
+    Raises:
+        SpecError: neither, or the file is wrong.
+    """
+    if not text:
+        return ()
+    with contextlib.suppress(ValueError):
+        load = tuple(float(word) for word in re.split(r"[\s,;]+", text))
+        if all(math.isfinite(share) for share in load):
+            return load
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}", text):
+        rule = "must be numbers, or the name of a file beside the table"
+        raise SpecError(f"{where}: routing", text, rule, "write a number an expert with blanks, or load.txt")
+    return read_load(folder / text)
 
 
 def normal_precision(text: str) -> TrainPrecision | None:

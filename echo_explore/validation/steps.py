@@ -16,12 +16,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from echo_explore.core import EchoError, SpecError, write_atomic
-from echo_explore.core.hashing import file_hash
+from echo_explore.core.hashing import content_hash, file_hash
 from echo_explore.core.versions import MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.specs import Candidate
 from echo_explore.validation.mapping import Capability, Declined, assumed_of, map_row, unsupported
@@ -74,6 +74,7 @@ def validate_steps(
     progress: Callable[[str], None] = lambda text: None,
     supported: Capability = unsupported,
     settings: Mapping[str, str] | None = None,
+    expert_load: tuple[float, ...] = (),
 ) -> Scores:
     """Predict the runs of `measured`, write the table `out`, and give the scores of the runs that count.
 
@@ -83,6 +84,7 @@ def validate_steps(
         predict: predicts one candidate; its EchoErrors become the reason why a run is declined.
         progress: told what is going on, a line at a time.
         supported: says why a candidate cannot be predicted.
+        expert_load: relative load of each expert in runs of mixtures whose own column `routing` is empty.
         settings: whatever else the predictions depend on, such as the hash of a calibration file.
 
     Raises:
@@ -90,14 +92,19 @@ def validate_steps(
     """
     if out.exists():
         raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file or delete it")
-    rows = read_rows(measured)
-    header = {
+    rows = [
+        replace(row, expert_load=expert_load) if row.moe_experts and not row.expert_load else row
+        for row in read_rows(measured)
+    ]
+    header: dict[str, Any] = {
         "measured": file_hash(measured),
         "package": PACKAGE_VERSION,
         "model_version": MODEL_VERSION,
         "tracer_version": TRACER_VERSION,
         "settings": dict(settings or {}),
     }
+    if any(row.expert_load for row in rows):
+        header["routing"] = content_hash([[row.id, *map(repr, row.expert_load)] for row in rows])
     partial = out.with_name(out.name + ".partial")
     with _appended(partial, header) as (done, file):
         if done:

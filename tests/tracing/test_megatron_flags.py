@@ -12,7 +12,7 @@ import pytest
 from echo_explore.core import SpecError
 from echo_explore.specs import ModelSpec, ParallelConfig, StackProfile, TrainingRecipe
 from echo_explore.specs import megatron_flags as table
-from echo_explore.specs.base import validate
+from echo_explore.specs.base import StrictModel, validate
 from echo_explore.specs.megatron_flags import megatron_flags
 
 CONFIGURATIONS = {
@@ -21,7 +21,12 @@ CONFIGURATIONS = {
     "distributed/distributed_data_parallel_config.py": ["DistributedDataParallelConfig"],
     "optimizer/optimizer_config.py": ["OptimizerConfig"],
 }
-OURS = {"layout": ParallelConfig, "recipe": TrainingRecipe, "stack": StackProfile, "model": ModelSpec}
+OURS: dict[str, type[StrictModel]] = {
+    "layout": ParallelConfig,
+    "recipe": TrainingRecipe,
+    "stack": StackProfile,
+    "model": ModelSpec,
+}
 TABLE = Path(table.__file__).with_suffix(".toml")
 TRACING = TABLE.parents[1] / "tracing"
 

@@ -179,3 +179,42 @@ def test_the_partial_file_is_plain(tmp_path: Path) -> None:
     header, line = (json.loads(text) for text in (tmp_path / "p.csv.partial").read_text().splitlines())
     assert set(header) == {"measured", "package", "model_version", "tracer_version", "settings"}
     assert (line["id"], line["step_time_s"]) == ("run-0", 3.0)
+
+
+MIXTURE = {"moe_experts": "8", "moe_topk": "2", "tp": "1", "pp": "1", "dp": "8", "ep": "8", "model_name": "other"}
+
+
+def test_routing_comes_from_a_column_a_file_or_the_option(tmp_path: Path) -> None:
+    """Numbers in the cell, the name of a file beside the table, the option where a cell is empty; dense rows: none."""
+    (tmp_path / "load.txt").write_text("3\n" + 7 * "1\n")
+    rows = [{}, MIXTURE | {"routing": "2 1 1 1 1 1 1 1"}, MIXTURE | {"routing": "load.txt"}, MIXTURE]
+    seen: list[tuple[float, ...]] = []
+
+    def note(candidate: Candidate) -> Fake:
+        seen.append(candidate.recipe.expert_load)
+        return Fake()
+
+    measured = write_table(tmp_path / "m.csv", rows)
+    validate_steps(measured, tmp_path / "p.csv", note, expert_load=(4.0, *7 * (1.0,)))
+    assert seen == [(), (2.0, *7 * (1.0,)), (3.0, *7 * (1.0,)), (4.0, *7 * (1.0,))]
+
+
+def test_a_load_that_does_not_fit_declines_the_row(tmp_path: Path) -> None:
+    measured = write_table(tmp_path / "m.csv", [MIXTURE | {"routing": "1 1 1"}, {}])
+    validate_steps(measured, tmp_path / "p.csv", constant)
+    first, second = read(tmp_path / "p.csv")
+    assert first["reason"].startswith("recipe.expert_load = '(3 entries)': ")
+    assert second["step_time_s"] == "1.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("../load.txt", r"m.csv: run-0: routing = '../load.txt': must be numbers, or the name of a file beside"),
+        ("nan 1 1 1 1 1 1 1", r"routing = 'nan 1 1 1 1 1 1 1': must be numbers, or"),
+        ("none.txt", r"routing = .*none.txt': is not a text file that can be read; fix: check the path"),
+    ],
+)
+def test_a_routing_that_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        validate_steps(write_table(tmp_path / "m.csv", [MIXTURE | {"routing": text}]), tmp_path / "p.csv", constant)
