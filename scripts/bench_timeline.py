@@ -1,110 +1,95 @@
 """How long the timeline takes, against the figures it has to keep. Run by hand: `python scripts/bench_timeline.py`.
 
-The job is GPT-3 175B in shape: tp8, 96 layers of 19 forward and 56 backward rows (as traced with selective
-recomputation and sequence parallelism), its times made up; what is measured is the engine, not the prediction.
+The jobs are GPT-3 175B with selective recomputation and sequence parallelism on A100s, traced from Megatron-core and
+priced as `predict` prices them, physical interference included. Wall time and CPU time of the fastest of several warm
+calls; other jobs on the machine touch the latter less.
 """
 
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
 from unittest.mock import patch
 
-import numpy as np
-
-from echo_explore.graph import Collective, Phase, TimedGraph
-from echo_explore.interference import ConstantInterference
-from echo_explore.testing.strategies import Item, split_backward, timed_graph
-from echo_explore.timeline import (
-    ChunkJob,
-    GradientBucket,
-    ParameterGather,
-    PipelineJob,
-    StageJob,
-    program,
-    simulate_step,
-)
+from echo_explore.simulate import WhatIf, default_simulator
+from echo_explore.simulate.jobs import build_job
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.specs import JobOptions, candidate_of
+from echo_explore.timeline import InterferenceModel, PipelineJob, StepTimeline, program, simulate_step
 from echo_explore.timeline.engine import run_events
+from echo_explore.tracing import CachedTracer
+from echo_explore.tracing.request import request_of
 
-LAYERS = 96
-FORWARD_ROWS, BACKWARD_ROWS = 19, 56
-MODEL = ConstantInterference()
-
-
-def layer(rows: int, *, seed: int) -> list[Item]:
-    """Kernels with a synchronous collective every seventh row and an overlapped one every ninth."""
-    random = np.random.default_rng(seed)
-    items: list[Item] = []
-    for number in range(rows):
-        seconds = float(random.uniform(20e-6, 400e-6))
-        if number % 9 == 4 and number + 2 < rows:
-            items.append(("async", seconds))
-        elif number % 9 == 6:
-            items.append(("wait", 0.0))
-        else:
-            items.append(("sync", seconds / 4) if number % 7 == 3 else ("gemm", seconds))
-    return items
+CLUSTER = "a100-80gb-hdr"
+MORE_NODES = ("cluster.max_nodes=16384",)
+"""The largest job is larger than any such cluster that was built."""
 
 
-def job(*, pp: int, vpp: int, micro_batches: int, data_parallel: bool, schedule: str = "") -> PipelineJob:
-    """The job of so many stages, chunks and micro-batches."""
-    per_chunk = LAYERS // (pp * vpp)
-    forward: TimedGraph = timed_graph(layer(FORWARD_ROWS, seed=1) * per_chunk)
-    backward = timed_graph(layer(BACKWARD_ROWS, seed=2) * per_chunk, phase=Phase.BACKWARD)
-    buckets = tuple(
-        GradientBucket(
-            collective=Collective.REDUCE_SCATTER, message_bytes=1e8, time_s=4e-3, sigma_log=0.1, ready_after=row
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A job as the timeline gets it, and how its kernels and collectives slow each other down."""
+
+    job: PipelineJob
+    interference: InterferenceModel
+
+    def run(self, fidelity: Literal["kernel", "block"] = "kernel", *, fold: bool = True) -> StepTimeline:
+        """One call of the timeline."""
+        return simulate_step(self.job, interference=self.interference, fidelity=fidelity, fold=fold)
+
+
+@cache
+def case(layout: str, *, batch: int, schedule: str = "auto") -> Case:
+    """GPT-3 175B in that layout, a sequence a micro-batch."""
+    candidate = candidate_of(
+        JobOptions(
+            model="gpt3-175b",
+            cluster=CLUSTER,
+            layout=layout,
+            global_batch_size=batch,
+            micro_batch_size=1,
+            recompute="selective",
+            schedule=schedule,
+            overrides=MORE_NODES,
         )
-        for row in range(BACKWARD_ROWS - 1, backward.graph.num_ops, BACKWARD_ROWS)
     )
-    gathers = tuple(
-        ParameterGather(message_bytes=1e8, time_s=4e-3, sigma_log=0.1, needed_before=row)
-        for row in range(0, forward.graph.num_ops, FORWARD_ROWS)
-    )
-    leads = [number % 3 != 1 for number in range(backward.graph.num_ops)]
-    chunk = ChunkJob(
-        forward=forward,
-        backward=backward,
-        split=split_backward(backward, leads) if schedule else None,
-        buckets=buckets if data_parallel else (),
-        gathers=gathers if data_parallel else (),
-    )
-    stage = StageJob(
-        label="stage",
-        multiplicity=8,
-        chunks=(chunk,) * vpp,
-        send_forward_s=1e-4,
-        send_backward_s=1e-4,
-        send_sigma_log=0.1,
-        epilogue=timed_graph([("model", 1e-4), ("optimizer", 5e-3)], phase=Phase.OPTIMIZER),
-    )
-    return PipelineJob(
-        stages=(stage,) * pp,
-        schedule=schedule or ("interleaved" if vpp > 1 else "1f1b"),
-        num_micro_batches=micro_batches,
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        overlap_p2p=vpp > 1,
-        host_call_s=0.0,
-        host_backward_call_s=0.0,
-        host_step_s=0.0,
-    )
+    with CachedTracer() as tracer:
+        simulator = default_simulator(tracer=tracer)
+        pairing = simulator.interference.pairing(candidate.cluster.device)
+        pricer = Pricer(
+            candidate,
+            compute=simulator.compute,
+            collective=simulator.collective,
+            what_if=WhatIf(),
+            pairing=pairing,
+        )
+        job = build_job(candidate, tracer.trace(request_of(candidate)), pricer, WhatIf())
+    return Case(job=job, interference=pairing)
 
 
-def best_of(action: Callable[[], object], *, times: int = 20) -> float:
-    """Seconds of the fastest of several calls, the first of which warms up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Seconds of a call."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def best_of(action: Callable[[], object], *, times: int = 20) -> Took:
+    """The fastest of several calls, after one that warms up."""
     action()
-    seconds = []
+    wall, cpu = [], []
     for _ in range(times):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         action()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - used)
+    return Took(wall_s=min(wall), cpu_s=min(cpu))
 
 
-def engine_seconds(what: PipelineJob) -> tuple[float, int]:
-    """Seconds of the engine alone on every op of a job, and how many these are."""
+def engine_time(what: Case) -> tuple[Took, int]:
+    """Of the engine alone on every op of a job, and how many these are."""
     runs: list[tuple[Any, ...]] = []
 
     def keep(*arguments: Any) -> int:
@@ -112,41 +97,47 @@ def engine_seconds(what: PipelineJob) -> tuple[float, int]:
         return run_events(*arguments)
 
     with patch.object(program, "run_events", keep):
-        simulate_step(what, interference=MODEL, fidelity="kernel", fold=False)
+        what.run(fold=False)
     longest = max(runs, key=lambda arguments: arguments[0].shape[0])
-    return best_of(lambda: run_events(*longest)), longest[0].shape[0]
+    return best_of(lambda: run_events(*longest), times=8), longest[0].shape[0]
+
+
+def show(name: str, took: Took, asked: str) -> None:
+    """One line."""
+    print(f"{name:58s} {took.wall_s * 1e3:8.2f} ms wall {took.cpu_s * 1e3:8.2f} ms CPU   asked: {asked}")
+
+
+def tell(name: str, value: str, asked: str) -> None:
+    """One line of something else than time."""
+    print(f"{name:58s} {value:>32s}   asked: {asked}")
 
 
 def main() -> None:
     """Print every figure beside what is asked for."""
-    main_job = job(pp=8, vpp=3, micro_batches=64, data_parallel=False)
-
-    def run(what: PipelineJob, fidelity: str = "kernel", *, fold: bool = True) -> float:
-        return simulate_step(what, interference=MODEL, fidelity=fidelity, fold=fold).step_time_s  # type: ignore[arg-type]
-
-    def show(name: str, seconds: float, asked: str) -> None:
-        print(f"{name:62s} {seconds * 1e3:9.1f} ms   asked: {asked}")
-
-    show("64 GPUs, pp8 vpp3, 64 micro-batches, folded", best_of(lambda: run(main_job)), "100 ms")
-    whole = simulate_step(main_job, interference=MODEL, fidelity="kernel", fold=False)
-    unfolded_s = best_of(lambda: run(main_job, fold=False), times=2)
-    show(f"the same, every op ({whole.num_simulated_ops / 1e6:.2f} M ops)", unfolded_s, "500 ms")
-    print(f"{'  op events a second':62s} {whole.num_simulated_ops / unfolded_s / 1e6:9.2f} M    asked: -")
-    engine_s, num_ops = engine_seconds(main_job)
-    print(f"{'  of the engine alone':62s} {num_ops / engine_s / 1e6:9.2f} M    asked: 3 M")
-    error = abs(run(main_job) / whole.step_time_s - 1)
-    print(f"{'  folded against every op, relative':62s} {error:9.1e}      asked: 1e-6")
-    show("the same, fidelity block", best_of(lambda: run(main_job, "block")), "1 ms")
-    large = job(pp=16, vpp=1, micro_batches=8, data_parallel=True)
-    show("131,072 GPUs, tp8 pp16 dp1024, batch 8,192", best_of(lambda: run(large)), "1,000 ms")
-    few = best_of(lambda: run(replace(main_job, num_micro_batches=64)))
-    many = best_of(lambda: run(replace(main_job, num_micro_batches=1024)))
-    print(f"{'1,024 micro-batches against 64':62s} {many / few:9.2f} x    asked: 2 x")
+    main_case = case("tp=8,pp=8,vpp=3,sp=1", batch=64)
+    show("64 GPUs, tp8 pp8 vpp3, 64 micro-batches, folded", best_of(main_case.run), "100 ms")
+    whole = main_case.run(fold=False)
+    unfolded = best_of(lambda: main_case.run(fold=False), times=4)
+    show(f"the same, every op ({whole.num_simulated_ops / 1e6:.2f} M ops)", unfolded, "500 ms")
+    engine, num_ops = engine_time(main_case)
+    speed = f"{num_ops / engine.wall_s / 1e6:.1f} M/s wall, {num_ops / engine.cpu_s / 1e6:.1f} M/s CPU"
+    tell("  op events of the engine", speed, "3 M/s")
+    folded_s, block_s = main_case.run().step_time_s, main_case.run("block").step_time_s
+    tell("  folded against every op, relative", f"{abs(folded_s / whole.step_time_s - 1):.1e}", "1e-6")
+    show("the same, fidelity block", best_of(lambda: main_case.run("block"), times=100), "1 ms")
+    tell("  against kernel, relative", f"{abs(block_s / folded_s - 1):.1e}", "1e-2 without overlap")
+    large = case("tp=8,pp=16,dp=1024,sp=1", batch=8192)
+    show("131,072 GPUs, tp8 pp16 dp1024, batch 8,192", best_of(large.run), "1,000 ms")
+    block_s = large.run("block").step_time_s
+    tell("  block against kernel, relative", f"{abs(block_s / large.run().step_time_s - 1):.1e}", "-")
+    many = replace(main_case, job=replace(main_case.job, num_micro_batches=1024))
+    few_s, many_s = best_of(main_case.run).cpu_s, best_of(many.run).cpu_s
+    tell("1,024 micro-batches against 64", f"{many_s / few_s:.2f} x CPU", "2 x")
     for schedule, vpp in (("gpipe", 1), ("zb-h1", 1), ("zbv", 2), ("dualpipev", 2)):
-        other = job(pp=8, vpp=vpp, micro_batches=64, data_parallel=False, schedule=schedule)
-        show(f"64 GPUs, {schedule}", best_of(lambda other=other: run(other)), "-")  # type: ignore[misc]
+        other = case(f"tp=8,pp=8,vpp={vpp},sp=1", batch=64, schedule=schedule)
+        show(f"64 GPUs, {schedule}", best_of(other.run), "-")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{'peak memory of this process':62s} {peak:9.2f} GiB  asked: 1 GiB")
+    tell("peak memory of this process", f"{peak:.2f} GiB", "1 GiB")
 
 
 if __name__ == "__main__":

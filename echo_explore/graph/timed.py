@@ -1,10 +1,27 @@
 """A graph with the time of each row."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from echo_explore.graph.execution_graph import ExecutionGraph, Floats, Ints
+
+_IDENTITY = (
+    "kind",
+    "op_class",
+    "phase",
+    "collective",
+    "axis",
+    "asynchronous",
+    "awaits",
+    "stream",
+    "host_calls",
+    "dims",
+    "dtype",
+    "name",
+)
+"""Columns of a graph that decide what the timeline makes of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,6 +40,7 @@ class TimedGraph:
     time_s: Floats
     sigma_log: Floats
     pair_class: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _digest: bytes = field(default=b"", init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check shapes and lock the arrays."""
@@ -37,3 +55,16 @@ class TimedGraph:
         self.pair_class.setflags(write=False)
         self.time_s.setflags(write=False)
         self.sigma_log.setflags(write=False)
+
+    @property
+    def digest(self) -> bytes:
+        """Of the rows as far as the timeline looks at them, their names for messages too; made once."""
+        if not self._digest:
+            digest = hashlib.blake2b(digest_size=16)
+            for column in (self.time_s, self.sigma_log, self.pair_class):
+                digest.update(column.tobytes())
+            for name in _IDENTITY:
+                digest.update(getattr(self.graph, name).tobytes())
+            digest.update("\0".join(self.graph.strings).encode())
+            object.__setattr__(self, "_digest", digest.digest())
+        return self._digest

@@ -60,6 +60,7 @@ class PhysicalPairing:
         self._chip = chip_of_device(device)
         self._kernels: dict[tuple[float, ...], int] = {}
         self._traffic: dict[Traffic, int] = {}
+        self._table: PairTable | None = None
         self.reference = reference
         self.version = version
 
@@ -80,8 +81,10 @@ class PhysicalPairing:
         return self._traffic.setdefault(traffic, len(self._traffic) + 1)
 
     def pair_table(self) -> PairTable:
-        """Factors of (1 + kernels, 1 + collectives) seen so far."""
+        """Factors of (1 + kernels, 1 + collectives) seen so far; the same table as before where no more have come."""
         shape = (len(self._kernels) + 1, len(self._traffic) + 1)
+        if self._table is not None and self._table.compute.shape == shape:
+            return self._table
         compute, collective = np.ones(shape), np.ones(shape)
         if self._kernels and self._traffic:
             columns = np.array(list(self._kernels))
@@ -89,7 +92,8 @@ class PhysicalPairing:
             for traffic, number in self._traffic.items():
                 compute[1:, number] = self._kernel_factor(loads, few, share, traffic)
                 collective[1:, number] = collective_slowdown(loads, traffic, self._chip, self._coefficients.sharing)
-        return PairTable(compute=compute, collective=collective, reference=self.reference, version=self.version)
+        self._table = PairTable(compute=compute, collective=collective, reference=self.reference, version=self.version)
+        return self._table
 
     def _kernel_factor(self, loads: KernelLoads, few: KernelLoads, share: Floats, traffic: Traffic) -> Floats:
         sharing = self._coefficients.sharing

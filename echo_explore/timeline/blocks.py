@@ -1,6 +1,5 @@
 """The distinct forwards and backwards of a job, each with its ops and, when nothing disturbs it, as one op."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind, StageOrder
 from echo_explore.timeline.charges import charge_rank
-from echo_explore.timeline.host import host_row_seconds, launch_leads
+from echo_explore.timeline.host import HostModules, host_row_seconds, launch_leads
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
 from echo_explore.timeline.ops import Charge
@@ -23,21 +22,6 @@ from echo_explore.timeline.recent import Key, Recent
 from echo_explore.timeline.templates import Template, collapse, expand, scaled
 
 Fidelity = Literal["kernel", "block"]
-
-_IDENTITY = (
-    "kind",
-    "op_class",
-    "phase",
-    "collective",
-    "axis",
-    "asynchronous",
-    "awaits",
-    "stream",
-    "host_calls",
-    "dims",
-    "dtype",
-    "name",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,16 +57,6 @@ class Blocks:
         return int(self.expanded[block].first_op[self.row_of[block][row]])
 
 
-def content_of(timed: TimedGraph) -> bytes:
-    """A digest of the rows of a graph, as far as the timeline looks at them, their names for messages too."""
-    own = timed.time_s.tobytes() + timed.sigma_log.tobytes() + timed.pair_class.tobytes()
-    digest = hashlib.blake2b(own, digest_size=16)
-    for column in _IDENTITY:
-        digest.update(getattr(timed.graph, column).tobytes())
-    digest.update("\0".join(timed.graph.strings).encode())
-    return digest.digest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Prepared:
     """A distinct block with its rows, and which of them a row of the job's graph is in."""
@@ -104,9 +78,9 @@ def _kinds_of(order: StageOrder) -> tuple[PassKind, ...]:
 
 def _graphs(chunk: ChunkJob, kinds: Sequence[PassKind]) -> list[tuple[PassKind, TimedGraph]]:
     """The graph of every kind of pass that the chunk runs."""
-    graphs = {PassKind.FORWARD: chunk.forward, PassKind.BACKWARD: chunk.backward}
+    graphs = [chunk.forward, chunk.backward]  # by PassKind
     if chunk.split is not None:
-        graphs |= {PassKind.BACKWARD_INPUT: chunk.split.input, PassKind.BACKWARD_WEIGHT: chunk.split.weight}
+        graphs += [chunk.split.input, chunk.split.weight]
     return [(kind, graphs[kind]) for kind in kinds]
 
 
@@ -135,19 +109,20 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
     orders = schedule_of(job, job.num_micro_batches).orders
     breaks, host_key = fidelity == "block", _host_key(job)
     known: dict[Key, int] = {}
-    contents: dict[int, bytes] = {}
+    seen: dict[tuple[int, PassKind, tuple[int, ...]], int] = {}
     prepared: list[_Prepared] = []
     for s, stage in enumerate(job.classes):
         kinds = _kinds_of(orders[s % len(orders)])
         for v, chunk in enumerate(stage.chunks):
             for phase, timed in _graphs(chunk, kinds):
-                content = contents.get(id(timed)) or contents.setdefault(id(timed), content_of(timed))
                 broken = _broken_rows(chunk, phase) if breaks and (chunk.buckets or chunk.gathers) else ()
-                key = (content, fidelity, phase == PassKind.FORWARD, broken, *host_key)
-                number = known.setdefault(key, len(prepared))
+                number = seen.get((id(timed), phase, broken), -1)
+                if number < 0:
+                    key = (timed.digest, fidelity, phase == PassKind.FORWARD, broken, host_key)
+                    number = seen[id(timed), phase, broken] = known.setdefault(key, len(prepared))
+                    if number == len(prepared):
+                        prepared.append(_prepared(job, timed, key, broken if breaks else None))
                 which[s, phase, v] = number
-                if number == len(prepared):
-                    prepared.append(_prepared(job, timed, key, broken if breaks else None))
     expanded = [block.expanded for block in prepared]
     collapsed, num_ops = _measured(prepared, pairs)
     pair, halves, num_pair_ops = _pairs(job, which, collapsed, pairs, fidelity)
@@ -162,10 +137,15 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
     )
 
 
-def _host_key(job: PipelineJob) -> tuple[object, ...]:
-    return (
-        job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, job.host_modules, job.launch_blocking,
-    )  # fmt: skip
+@lru_cache(maxsize=64)
+def _module_bytes(modules: HostModules | None) -> bytes:
+    return repr(modules).encode()
+
+
+def _host_key(job: PipelineJob) -> bytes:
+    """What the host's part of a block follows from; bytes, whose hash Python keeps."""
+    calls = np.array([job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking)])
+    return calls.tobytes() + _module_bytes(job.host_modules)
 
 
 def _prepared(job: PipelineJob, timed: TimedGraph, key: Key, broken: tuple[int, ...] | None) -> _Prepared:

@@ -9,7 +9,7 @@ from echo_explore.core import SpecError
 from echo_explore.graph import Axis, OpKind
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.specs.schedules import PassKind
-from echo_explore.timeline.blocks import Blocks, content_of
+from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.meeting import meeting_groups
@@ -72,7 +72,7 @@ def build_step(
     """
     epilogues, which_epilogue = _epilogue_templates(job)
     rows = blocks.expanded if is_expanded.any() else ()
-    pool = Pool.of([*rows, *blocks.collapsed, *blocks.halves, *epilogues])
+    pool = _pool_of((*rows, *blocks.collapsed, *blocks.halves, *epilogues))
     of_halves = len(rows) + len(blocks.collapsed)
     distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
     of_blocks = np.where(is_expanded, distinct, distinct + len(rows))
@@ -80,29 +80,51 @@ def build_step(
     if paired.size:
         of_blocks[paired] = of_halves + _halves(blocks, layout, paired)
     which = np.concatenate([of_blocks, of_halves + len(blocks.halves) + which_epilogue])
-    key = _structure_of(job, layout, pool, which) if not rows else None
-    if key is None:
+    if rows or _has_traffic(job):
         return _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
-    known = _KNOWN.get(key)
+    schedule = (job.schedule, job.schedule_lines, len(job.stages), len(job.stages[0].chunks), layout.num_micro_batches)
+    order = (*schedule, job.ahead, job.overlap_p2p, which.tobytes())
+    sends = tuple((stage.send_forward_s, stage.send_backward_s, stage.send_sigma_log) for stage in job.stages)
+    same = (*order, id(pool), sends, job.host_step_s)  # the step keeps the pool that the key names by id
+    if (known := _SAME.get(same)) is not None:
+        return known
+    key = (*order, *_structure_of(pool))
+    known = _ALIKE.get(key)
     if known is None:
         known = _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
-        _KNOWN.keep(key, known)
-    return _with_times_of(known, job, pool)
+        _ALIKE.keep(key, known)
+    step = _with_times_of(known, job, pool)
+    _SAME.keep(same, step)
+    return step
 
 
-_KNOWN: Recent[StepProgram] = Recent(16)
+_SAME: Recent[StepProgram] = Recent(16)
+_ALIKE: Recent[StepProgram] = Recent(16)
+_POOLS: Recent[Pool] = Recent(16)
 _EPILOGUES: Recent[Template] = Recent(64)
 
 
-def _structure_of(job: PipelineJob, layout: Layout, pool: Pool, which: Ints) -> Key | None:
-    """What the ops of a step without data-parallel traffic, and what waits for what, follow from; None with traffic."""
+def _pool_of(templates: tuple[Template, ...]) -> Pool:
+    """The pool of these templates; the last pools are kept, each with the templates that its key names by id."""
+    key = tuple(id(template) for template in templates)
+    pool = _POOLS.get(key)
+    if pool is None:
+        pool = Pool.of(templates)
+        _POOLS.keep(key, pool)
+    return pool
+
+
+def _has_traffic(job: PipelineJob) -> bool:
+    """Whether a step has more in it than passes and transfers between stages, all replicas alike."""
     has_traffic = any(chunk.buckets or chunk.gathers for stage in job.stages for chunk in stage.chunks)
-    if job.variants or job.jitter_sigma_log > 0 or has_traffic:
-        return None
+    return bool(job.variants) or job.jitter_sigma_log > 0 or has_traffic
+
+
+def _structure_of(pool: Pool) -> Key:
+    """What of the ops of a step without data-parallel traffic, and of what waits for what, follows from its pool."""
     ops = pool.ops
     columns = (ops.stream, ops.charge, ops.axis, ops.row, ops.edge_source, ops.edge_target, pool.first, pool.first_edge)
-    schedule = (job.schedule, job.schedule_lines, len(job.stages), len(job.stages[0].chunks), layout.num_micro_batches)
-    return (*schedule, job.ahead, job.overlap_p2p, which.tobytes(), *(column.tobytes() for column in columns))
+    return tuple(column.tobytes() for column in columns)
 
 
 def _with_times_of(step: StepProgram, job: PipelineJob, pool: Pool) -> StepProgram:
@@ -181,15 +203,12 @@ def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
     classes = job.classes
     charge = Charge.PIPELINE if len(job.stages) > 1 else Charge.TENSOR
     known: dict[bytes, int] = {}
-    contents = {id(stage.epilogue): b"" for stage in classes}
-    for stage in classes:
-        contents[id(stage.epilogue)] = contents[id(stage.epilogue)] or content_of(stage.epilogue)
-    which = [known.setdefault(contents[id(stage.epilogue)], len(known)) for stage in classes]
+    which = [known.setdefault(stage.epilogue.digest, len(known)) for stage in classes]
     first = [which.index(number) for number in range(len(known))]
     templates = []
     for s in first:
         epilogue = classes[s].epilogue
-        key = (contents[id(epilogue)], job.host_update_s, charge)
+        key = (epilogue.digest, job.host_update_s, charge)
         template = _EPILOGUES.get(key)
         if template is None:
             row_s = epilogue.graph.host_calls.astype(np.float64) * job.host_update_s
