@@ -133,7 +133,7 @@ def main() -> None:
     many = replace(main_case, job=replace(main_case.job, num_micro_batches=1024))
     few_s, many_s = best_of(main_case.run).cpu_s, best_of(many.run).cpu_s
     tell("1,024 micro-batches against 64", f"{many_s / few_s:.2f} x CPU", "2 x")
-    for schedule, vpp in (("gpipe", 1), ("zb-h1", 1), ("zbv", 2), ("dualpipev", 2)):
+    for schedule, vpp in (("gpipe", 1), ("zb-h1", 1), ("zbv", 2), ("dualpipev", 2), ("dualpipe", 2)):
         other = case(f"tp=8,pp=8,vpp={vpp},sp=1", batch=64, schedule=schedule)
         show(f"64 GPUs, {schedule}", best_of(other.run), "-")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

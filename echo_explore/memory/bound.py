@@ -17,20 +17,24 @@ def memory_lower_bound(candidate: Candidate) -> float:
     if candidate.recipe.lora_rank:  # weights are frozen
         each = replace(each, gradient_bytes=0.0, optimizer_bytes=0.0)
     matrices = replace(each, optimizer_bytes=each.optimizer_bytes if (m := each.matrix_optimizer_bytes) is None else m)
-    kinds, first = model.layer_kinds, 0
+    kinds = model.layer_kinds
     stages = [0.0] * layout.pipeline_parallel
     padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary
     table = embedding_weights(model, layout.tensor_parallel, padded=padded) * _each(each, each.dense_shards)
-    stage_of, _ = candidate.schedule.stage_and_chunk()
-    for chunk, num_layers in enumerate(candidate.chunk_layers):
-        stage = int(stage_of[chunk])
-        for kind in kinds[first : first + num_layers]:
-            stages[stage] += _layer_bytes(candidate, kind, matrices)
-        first += num_layers
-    first_stage, last_stage = int(stage_of[0]), int(stage_of[-1])
-    stages[first_stage] += table
-    if first_stage != last_stage or not model.tied_embeddings:
-        stages[last_stage] += table
+    schedule = candidate.schedule
+    stage_of, _ = schedule.stage_and_chunk()
+    chunks = schedule.num_model_chunks
+    for copy in range(schedule.num_copies):
+        first = 0
+        for chunk, num_layers in enumerate(candidate.chunk_layers, start=copy * chunks):
+            stage = int(stage_of[chunk])
+            for kind in kinds[first : first + num_layers]:
+                stages[stage] += _layer_bytes(candidate, kind, matrices)
+            first += num_layers
+    with_embedding, with_head = stage_of[::chunks].tolist(), stage_of[chunks - 1 :: chunks].tolist()
+    for stage in range(len(stages)):
+        tables = with_embedding.count(stage) + with_head.count(stage)
+        stages[stage] += table * (min(tables, 1) if model.tied_embeddings else tables)
     return max(stages)
 
 

@@ -206,16 +206,16 @@ def num_boundary_buffers(candidate: Candidate) -> int:
 
 def stage_chunks(candidate: Candidate, stage: int) -> tuple[ChunkShape, ...]:
     """The chunks of a stage in the order of its virtual pipeline: as its schedule places them."""
-    layout, layers = candidate.layout, candidate.chunk_layers
+    layers, schedule = candidate.chunk_layers, candidate.schedule
     return tuple(
         ChunkShape(
             first_layer=sum(layers[:chunk]),
             num_layers=layers[chunk],
             has_embedding=chunk == 0,
-            has_head=chunk == layout.num_chunks - 1,
+            has_head=chunk == schedule.num_model_chunks - 1,
             recomputed=recomputed_groups(candidate.recipe.recompute, layers[chunk]),
         )
-        for chunk in candidate.schedule.placement[stage].tolist()
+        for chunk in (schedule.placement[stage] % schedule.num_model_chunks).tolist()
     )
 
 

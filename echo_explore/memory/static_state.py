@@ -77,14 +77,15 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     """Bytes a parameter: 2 + 4 + 12 / shards in mixed precision, 4 + 4 + 8 / shards in fp32.
 
     With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
-    dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts; else 1. The gradient
-    takes StackProfile.main_gradient_dtype. Matrices that Muon updates have one moment, not two: 4 bytes less.
+    dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts, times the copies of
+    the model that the schedule keeps; else 1. The gradient takes StackProfile.main_gradient_dtype. Matrices that Muon updates have one moment, not two: 4 bytes less.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
     if candidate.stack.framework != "megatron":
         return _native_state_bytes(candidate)
     mixed = precision != "fp32"
-    replicas = layout.data_parallel * layout.context_parallel
+    copies = candidate.schedule.num_copies
+    replicas = layout.data_parallel * layout.context_parallel * copies
     master_bytes = MASTER_BYTES if mixed else 0.0
     sharded = bool(candidate.recipe.distributed_optimizer)
     return StateBytes(
@@ -94,7 +95,7 @@ def state_bytes(candidate: Candidate) -> StateBytes:
         optimizer_bytes=ADAM_BYTES + master_bytes,
         matrix_optimizer_bytes=MUON_BYTES + master_bytes if candidate.recipe.optimizer == "muon" else None,
         dense_shards=replicas if sharded else 1,
-        expert_shards=layout.expert_data_parallel if sharded else 1,
+        expert_shards=layout.expert_data_parallel * copies if sharded else 1,
         narrow_parameters=candidate.stack.narrow_parameters and precision in NARROW_PARAMETERS,
         one_orientation=not candidate.stack.keeps_transposed_weights and precision in NARROW_PARAMETERS,
     )

@@ -53,17 +53,19 @@ def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) ->
     stages = [0.0] * layout.pipeline_parallel
     first = 0
     chunks = []
-    stage_of, _ = candidate.schedule.stage_and_chunk()
-    for chunk, count in enumerate(candidate.chunk_layers):
+    schedule = candidate.schedule
+    stage_of, _ = schedule.stage_and_chunk()
+    for count in candidate.chunk_layers:
         here = candidate.model.layer_kinds[first : first + count]
-        work = sum(layer[pair] for pair in zip(here, recompute_of_layers(recompute, count), strict=True))
-        chunks.append(work)
-        stages[int(stage_of[chunk])] += work
+        chunks.append(sum(layer[pair] for pair in zip(here, recompute_of_layers(recompute, count), strict=True)))
         first += count
+    for place, stage in enumerate(stage_of.tolist()):  # of two copies each does half of the micro-batches
+        stages[stage] += chunks[place % len(chunks)] / schedule.num_copies
     m = candidate.num_micro_batches
     equal = min(chunks) * layout.virtual_pipeline
     bubble_s = _bound(candidate, [equal * m] * layout.pipeline_parallel, equal=True)
-    stages[int(stage_of[-1])] += _logits_flop(candidate) / peak
+    for stage in stage_of[len(chunks) - 1 :: len(chunks)].tolist():
+        stages[stage] += _logits_flop(candidate) / peak / schedule.num_copies
     if candidate.schedule.name in _WHOLE_BACKWARDS:
         step_time_s = max(bubble_s, _bound(candidate, [work * m for work in stages], equal=False))
     else:

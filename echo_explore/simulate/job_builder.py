@@ -67,7 +67,7 @@ class JobBuilder:
         trace = with_pieces(trace, {name for shape in shapes for name in shape.piece_names(trace.layer_kinds)})
         self._overlap = TensorOverlap(candidate, trace, pricer)
         self._trace = self._overlap.trace
-        self._pricer = pricer
+        self._pricer = pricer.with_copies(candidate.schedule.num_copies)
         self._what_if = what_if
         self._pieces: dict[tuple[str, bool], TimedGraph] = {}
         self._graphs: dict[tuple[tuple[str, ...], bool], TimedGraph] = {}
@@ -188,8 +188,8 @@ class JobBuilder:
 
     def _group(self, *, expert: bool) -> int:
         """Ranks that hold copies of the same parameters and sum their gradients."""
-        layout = self._candidate.layout
-        return layout.expert_data_parallel if expert else layout.data_parallel * layout.context_parallel
+        layout, copies = self._candidate.layout, self._candidate.schedule.num_copies
+        return copies * (layout.expert_data_parallel if expert else layout.data_parallel * layout.context_parallel)
 
     def _buckets_of(self, plan: _ChunkPlan, stage: int, chunk: int, *, expert: bool) -> list[Bucket]:
         """Megatron closes buckets only on the first stage's first chunk and with overlap; elsewhere one bucket."""
@@ -279,10 +279,11 @@ class JobBuilder:
         schedule, turn = self._candidate.schedule, 1 if forward else -1
         stage_of, _ = schedule.stage_and_chunk()
         times_s = [0.0]
-        for chunk in schedule.placement[stage].tolist():
-            if not 0 <= chunk + turn < stage_of.shape[0] or stage_of[chunk + turn] == stage:
+        for place in schedule.placement[stage].tolist():
+            is_end = (place + forward) % schedule.num_model_chunks == 0
+            if is_end or stage_of[place + turn] == stage:
                 continue
-            target = int(stage_of[chunk + turn])
+            target = int(stage_of[place + turn])
             is_next = (target - stage) % schedule.num_stages == 1
             times_s.append(self._send_price(stage if is_next else target)[0])
         return max(times_s)
@@ -308,7 +309,7 @@ class JobBuilder:
     def _epilogue_facts(self, stage: int, plans: list[_ChunkPlan], buckets: list[tuple[Bucket, ...]]) -> EpilogueFacts:
         candidate = self._candidate
         layout, recipe = candidate.layout, candidate.recipe
-        group = layout.data_parallel * layout.context_parallel
+        group = self._group(expert=False)
         parameters = [p for plan in plans for p in plan.parameters]
         total = sum(p.num_elements for p in parameters)
         sharded = self._is_sharded

@@ -16,7 +16,7 @@ from echo_explore.simulate.ports import CollectiveModel, ComputeModel
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import ClusterSpec, ParallelConfig, Placement, StackProfile
 from echo_explore.specs.routing import Routing
-from echo_explore.topology import GroupShape, group_shape, pipeline_boundary
+from echo_explore.topology import GroupShape, group_shape, mirrored_shape, pipeline_boundary
 
 NO_TRAFFIC = Traffic(num_channels=0, link_bytes_per_s=0.0, link_peak_bytes_per_s=0.0, burst_bytes=0.0, time_s=0.0)
 """Of a group of one rank."""
@@ -62,6 +62,7 @@ class Pricer:
         self._what_if = what_if
         self._pairing = pairing
         self._shapes: dict[Axis, GroupShape] = {}
+        self._num_copies = 1
         self._traffic: dict[tuple[CollectiveRequest, float, bool, bool], int] = {}
         self.extrapolated: dict[str, None] = {}
 
@@ -76,6 +77,12 @@ class Pricer:
         return Pricer(
             candidate, compute=self._compute, collective=self._collective, what_if=self._what_if, pairing=self._pairing
         )
+
+    def with_copies(self, num_copies: int) -> "Pricer":
+        """This pricer, for a pipeline that holds so many copies of the model: gradients are summed over all of them."""
+        self._num_copies = num_copies
+        self._shapes.clear()
+        return self
 
     def price(
         self,
@@ -186,7 +193,9 @@ class Pricer:
         """Where the groups of an axis lie under the candidate's placement."""
         if axis not in self._shapes:
             candidate = self._candidate
-            self._shapes[axis] = group_shape(axis, candidate.layout, candidate.cluster, candidate.placement)
+            place = candidate.layout, candidate.cluster, candidate.placement
+            over_copies = self._num_copies > 1 and axis in (Axis.DATA, Axis.EXPERT_DATA)
+            self._shapes[axis] = mirrored_shape(axis, *place) if over_copies else group_shape(axis, *place)
         return self._shapes[axis]
 
     def collective(

@@ -321,7 +321,7 @@ def executed_flop(job: PipelineJob) -> float:
     total = 0.0
     for stage in job.classes:
         per_rank = sum(float(c.forward.graph.flop.sum() + c.backward.graph.flop.sum()) for c in stage.chunks)
-        total += per_rank * job.num_micro_batches * stage.multiplicity
+        total += per_rank * job.micro_batches_of_chunk * stage.multiplicity
     return total
 
 

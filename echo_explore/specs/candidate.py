@@ -14,7 +14,13 @@ from echo_explore.specs.optimizer import check_optimizer
 from echo_explore.specs.placement import DEFAULT_PLACEMENT, Placement
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
 from echo_explore.specs.recompute import check_recomputed_groups
-from echo_explore.specs.schedules import PipelineSchedule, build_schedule, default_schedule, resolved_schedule
+from echo_explore.specs.schedules import (
+    PipelineSchedule,
+    build_schedule,
+    default_schedule,
+    num_copies,
+    resolved_schedule,
+)
 from echo_explore.specs.sharding import shard_ranks
 from echo_explore.specs.split import layers_of_chunks
 
@@ -26,7 +32,8 @@ class Candidate:
     Attributes:
         layout: with data_parallel known.
         recipe: with every field resolved.
-        chunk_layers: layers of each chunk in model order, pp * vpp entries; `schedule` says which stage has which.
+        chunk_layers: layers of each chunk in model order, `schedule.num_model_chunks` entries; `schedule` says which
+            stage has which.
         placement: order of the axes, and GPUs of ranks; it changes links, not what ranks do.
     """
 
@@ -158,7 +165,8 @@ def make_candidate(
     check_legal(model, layout, recipe)
     check_optimizer(model, layout, recipe, stack)
     check_native(model, layout, recipe, stack, gpus_per_host=cluster.node.num_gpus)
-    chunk_layers = layers_of_chunks(model, layout, stack.layer_split_rule)
+    schedule = resolved_schedule(recipe.schedule, layout.pipeline_parallel, layout.virtual_pipeline)
+    chunk_layers = layers_of_chunks(model, layout, stack.layer_split_rule, num_copies=num_copies(schedule))
     check_recomputed_groups(recipe.recompute, chunk_layers)
     return Candidate(
         model=model,

@@ -44,7 +44,9 @@ ExpertDispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 """How tokens travel to experts: Megatron's own exchanges, or the fused kernels of DeepEP or HybridEP (`flex`)."""
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
 """How keys and values travel over a context-parallel group; names of Megatron's cp_comm_type (core 0.16.1, 2026)."""
-ScheduleName = Literal["auto", "no-pipelining", "1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipev", "custom"]
+ScheduleName = Literal[
+    "auto", "no-pipelining", "1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipev", "dualpipe", "custom"
+]
 """`auto`: what Megatron runs with the stages and chunks of the layout; `custom`: the orders in `schedule_lines`."""
 SEARCHED_SCHEDULES: Final = tuple(name for name in get_args(ScheduleName) if name != "custom")
 """Those that a search space may offer, in the order that breaks ties."""

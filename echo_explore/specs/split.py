@@ -5,8 +5,8 @@ from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 
 
-def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tuple[int, ...]:
-    """Layers of every chunk in model order.
+def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str, *, num_copies: int = 1) -> tuple[int, ...]:
+    """Layers of every chunk of the model in order.
 
     Args:
         model: gives num_layers.
@@ -18,11 +18,12 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
             is left, beside loss and multi-token prediction; `remainder-first` gives the surplus layers to the first
             chunks. `by-compute` splits always, by matrix sizes of layers and output layer (nanotron), and may leave
             chunks before the last without a layer.
+        num_copies: copies of the model that the pp * vpp chunks hold.
 
     Raises:
         SpecError: the layers do not divide and there is neither a split nor a rule, or a chunk would be empty.
     """
-    split = _split(model, layout, rule)
+    split = _split(model, layout, rule, num_copies)
     empty = [chunk for chunk, count in enumerate(split[1:-1], start=1) if count == 0]
     if empty and (layout.layer_split or rule != "by-compute"):
         raise SpecError(
@@ -34,8 +35,11 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str) -> tup
     return split
 
 
-def _split(model: ModelSpec, layout: ParallelConfig, rule: str) -> tuple[int, ...]:
-    layers, chunks = model.num_layers, layout.num_chunks
+def _split(model: ModelSpec, layout: ParallelConfig, rule: str, num_copies: int) -> tuple[int, ...]:
+    layers, chunks = model.num_layers, layout.num_chunks // num_copies
+    if layout.layer_split and num_copies > 1:
+        rule = f"the schedule holds {num_copies} copies of the model, split alike over pp = {chunks} stages"
+        raise SpecError("layer_split", str(list(layout.layer_split)), rule, "leave it out, or use another schedule")
     if layout.layer_split:
         if sum(layout.layer_split) != layers:
             raise SpecError(
@@ -62,9 +66,13 @@ def _split(model: ModelSpec, layout: ParallelConfig, rule: str) -> tuple[int, ..
     raise SpecError(
         "num_layers",
         layers,
-        f"is not divisible by pp*vpp = {chunks} and the stack has no rule for it",
-        f"choose a pp*vpp that divides {layers}, or give --layer-split",
+        f"is not divisible by {_name(num_copies)} = {chunks} and the stack has no rule for it",
+        f"choose a {_name(num_copies)} that divides {layers}, or give --layer-split",
     )
+
+
+def _name(num_copies: int) -> str:
+    return "pp*vpp" if num_copies == 1 else "pp"
 
 
 def _by_compute(model: ModelSpec, chunks: int) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ class TableInterference:
         return self
 
 
-OTHER_SCHEDULES = {"gpipe": 1, "zb-h1": 1, "zbv": 2, "dualpipev": 2}
+OTHER_SCHEDULES = {"gpipe": 1, "zb-h1": 1, "zbv": 2, "dualpipev": 2, "dualpipe": 2}
 """Schedules besides Megatron's, with the chunks of a stage that they need."""
 
 
@@ -139,6 +139,9 @@ def pipeline_jobs(
     num_chunks = OTHER_SCHEDULES.get(schedule, 0) or (draw(st.integers(1, 3)) if num_stages > 1 else 1)
     if schedule == "dualpipev":
         num_micro_batches = draw(st.integers(2 * num_stages, 2 * num_stages + 4))
+    elif schedule == "dualpipe":
+        num_stages += num_stages % 2
+        num_micro_batches = 2 * num_stages + 2 * draw(st.integers(0, 2))
     elif schedule == "megatron" and num_chunks > 1:
         num_micro_batches = num_stages * draw(st.integers(1, max(1, max_micro_batches // num_stages)))
     else:

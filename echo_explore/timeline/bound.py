@@ -147,8 +147,8 @@ def _bound_of_any_order(job: PipelineJob) -> float:
     """Seconds below which no step lies, whatever the order of its passes.
 
     T >= max_s [ sum_{c < c_s} (f_c + t_c) + b_s + w_s ]: stage s starts once the first forward has come through all
-    chunks before its own first chunk c_s (transfers between stages included), is held for all its passes b_s, and by
-    its epilogue; w_s has the bucket reductions too where they run behind the last backward.
+    chunks of a copy of the model before its own first chunk c_s there (transfers between stages included), is held for
+    all its passes b_s, and by its epilogue; w_s has the bucket reductions too where they run behind the last backward.
     """
     schedule = schedule_of(job, job.num_micro_batches)
     stage_of, chunk_of = schedule.stage_and_chunk()
@@ -156,7 +156,8 @@ def _bound_of_any_order(job: PipelineJob) -> float:
     for c in range(len(stage_of) - 1):
         stage = job.stages[int(stage_of[c])]
         send_s = stage.send_forward_s if stage_of[c] != stage_of[c + 1] else 0.0
-        reached_s.append(reached_s[-1] + _block_s(job, stage.chunks[int(chunk_of[c])].forward) + send_s)
+        next_s = reached_s[-1] + _block_s(job, stage.chunks[int(chunk_of[c])].forward) + send_s
+        reached_s.append(next_s if (c + 1) % schedule.num_model_chunks else 0.0)
     best = 0.0
     for s, stage in enumerate(job.stages):
         passes_s = sum(
@@ -166,8 +167,8 @@ def _bound_of_any_order(job: PipelineJob) -> float:
         after_s = float(_serial_s(stage.epilogue)[-1]) + job.host_step_s
         if not job.overlap_grad_reduce:
             after_s += sum(bucket.time_s for chunk in stage.chunks for bucket in chunk.buckets)
-        fill_s = reached_s[int(schedule.placement[s].min())]
-        best = max(best, fill_s + job.num_micro_batches * passes_s + after_s)
+        fill_s = min(reached_s[place] for place in schedule.placement[s].tolist())
+        best = max(best, fill_s + schedule.micro_batches_of_chunk * passes_s + after_s)
     return best
 
 

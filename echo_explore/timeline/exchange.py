@@ -5,7 +5,7 @@ compute stream waits for all of them: after every pass in 1F1B, after every pair
 steady phase of interleaved 1F1B (`send_forward_backward_recv_forward_backward`). With overlap
 (`send_forward_recv_forward(..., overlap_p2p_comm=True)`) it posts the next receive of a direction when it launches the
 send of the last. Other schedules run on torch.distributed.pipelining (2.13, `_add_send_recv`), which posts receives as
-soon as their sender has issued its pass.
+soon as their sender has issued its pass. In DualPipe a forward and the backward behind it receive and send as one.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,10 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
     """The exchange points of the job's schedule."""
     number = np.arange(layout.num_blocks, dtype=np.int64)
     if posts_receives(job.schedule):
-        return Exchange(sent_after=number, posted_after=np.full_like(number, -1), awaited_by=number, holds=False)
+        starts = _joined(layout)
+        ends = np.concatenate([[False], starts[:-1]])
+        early = np.full_like(number, -1)
+        return Exchange(sent_after=number + starts, posted_after=early, awaited_by=number - ends, holds=False)
     first_of_rank = layout.first[layout.rank]
     if job.overlap_p2p:
         is_forward = layout.phase == PassKind.FORWARD
@@ -57,6 +60,14 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
         awaited_by=awaited_by,
         holds=True,
     )
+
+
+def _joined(layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """(num_blocks,) forwards that are one step with the backward behind them, see `StageOrder.joined`."""
+    starts = np.zeros(layout.num_blocks, dtype=np.bool_)
+    for rank, first in enumerate(layout.first[:-1].tolist()):
+        starts[first + layout.schedule.orders[rank % layout.schedule.num_stages].joined] = True
+    return starts
 
 
 def _pairs(job: PipelineJob, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from echo_explore.graph import Axis, Collective, TimedGraph
 from echo_explore.graph.execution_graph import Ints
+from echo_explore.specs.schedules import num_copies
 from echo_explore.timeline.host import HostModules
 
 
@@ -215,6 +216,11 @@ class PipelineJob:
     def exchange_groups(self) -> tuple[int, ...]:
         """(num_variants,) numbers of the groups that exchange tokens."""
         return (0, *(variant.exchange_group for variant in self.variants))
+
+    @property
+    def micro_batches_of_chunk(self) -> int:
+        """Micro-batches that come through each chunk."""
+        return self.num_micro_batches // num_copies(self.schedule)
 
     @property
     def ahead(self) -> int:

@@ -23,7 +23,7 @@ class Layout:
         phase: PassKind.
         micro_batch: micro-batch.
         chunk: chunk of the stage.
-        model_chunk: chunk of the model.
+        model_chunk: place of the chunk, see `PipelineSchedule.placement`.
         at: (num_ranks, NUM_KINDS, num_chunks, num_micro_batches) number of a block, -1 where there is none.
         first: (num_ranks + 1,) offsets of the blocks of every rank class.
         partner: (num_blocks,) the backward that a forward runs together with, and the reverse; -1: it runs alone.

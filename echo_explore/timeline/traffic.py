@@ -85,7 +85,7 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
     A transfer starts when sender and receiver have both launched it, and the receiver's block starts after it. A chunk
     that hands over to one of its own stage sends nothing.
     """
-    num_stages, num_chunks = len(job.stages), len(job.stages[0].chunks)
+    num_chunks = layout.schedule.num_model_chunks
     send_of = np.full(layout.num_blocks, -1, dtype=np.int64)
     forward_s = np.array([stage.send_forward_s for stage in job.classes])
     backward_s = np.array([stage.send_backward_s for stage in job.classes])
@@ -95,8 +95,8 @@ def add_sends(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras) 
     is_gradient = (layout.phase == PassKind.BACKWARD) | (layout.phase == PassKind.BACKWARD_INPUT)
     points = exchange_points(job, layout)
     for stream, sends, seconds, turn in (
-        (Stream.SEND_FORWARD, is_forward & (layout.model_chunk < num_stages * num_chunks - 1), forward_s, 1),
-        (Stream.SEND_BACKWARD, is_gradient & (layout.model_chunk > 0), backward_s, -1),
+        (Stream.SEND_FORWARD, is_forward & ((layout.model_chunk + 1) % num_chunks > 0), forward_s, 1),
+        (Stream.SEND_BACKWARD, is_gradient & (layout.model_chunk % num_chunks > 0), backward_s, -1),
     ):
         block = np.flatnonzero(sends)
         to_chunk = layout.model_chunk[block] + turn

@@ -7,7 +7,7 @@ light.
 from echo_explore.topology.bigraph import Seats, block_seats, device_numbers, mapped_seats
 from echo_explore.topology.cluster_network import cards_of, cluster_network
 from echo_explore.topology.network import LinkKind, Network, NetworkBuilder, VertexKind
-from echo_explore.topology.placement import GroupShape, domain_size, group_shape, pipeline_boundary
+from echo_explore.topology.placement import GroupShape, domain_size, group_shape, mirrored_shape, pipeline_boundary
 from echo_explore.topology.rank_group import shape_of_ranks
 from echo_explore.topology.rank_order import axis_groups
 from echo_explore.topology.sites import SiteLink, join_sites
@@ -29,6 +29,7 @@ __all__ = [
     "group_shape",
     "join_sites",
     "mapped_seats",
+    "mirrored_shape",
     "pipeline_boundary",
     "shape_of_ranks",
 ]

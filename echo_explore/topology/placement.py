@@ -64,6 +64,28 @@ def group_shape(
     return _strided_shape(num_ranks, stride, domain, layout.num_gpus)
 
 
+def mirrored_shape(
+    axis: Axis, layout: ParallelConfig, cluster: ClusterSpec, placement: Placement = DEFAULT_PLACEMENT
+) -> GroupShape:
+    """The shape of the groups of an axis, each together with that of the mirror image of its stage, s of p - 1 - s.
+
+    What holds the same parameters where two copies of a model run through one pipeline in opposite directions.
+
+    Raises:
+        SpecError, PlacementError: see `group_shape`; an odd number of stages.
+    """
+    if layout.pipeline_parallel % 2:
+        raise SpecError("pipeline_parallel", layout.pipeline_parallel, "must be even to be mirrored", "use even stages")
+    pipelines = axis_groups(Axis.PIPELINE, layout, placement.order)
+    mirror = np.empty(layout.num_gpus, dtype=np.int64)
+    mirror[pipelines] = pipelines[:, ::-1]
+    groups = axis_groups(axis, layout, placement.order)
+    groups = np.concatenate([groups, mirror[groups]], axis=1)
+    devices = devices_of(placement, layout, max_gpus=cluster.max_gpus)
+    domains = devices // _placed_domain(layout, cluster, placement)
+    return _spread_shape(domains[groups], int(np.bincount(domains).max()))
+
+
 def pipeline_boundary(
     layout: ParallelConfig, cluster: ClusterSpec, from_stage: int, placement: Placement = DEFAULT_PLACEMENT
 ) -> GroupShape:

@@ -111,6 +111,14 @@ def test_a_v_keeps_at_most_the_activations_of_1f1b_on_every_stage(name: str) -> 
     assert any((order.phase == PassKind.BACKWARD_WEIGHT).any() for order in schedule.orders)
 
 
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_dualpipe_keeps_one_more_than_its_stages(p: int) -> None:
+    """Activations of p + 1 stages (DeepSeek-V3 2412.19437 table 2)."""
+    schedule = build_schedule("dualpipe", pipeline_parallel=p, virtual_pipeline=2, num_micro_batches=4 * p)
+    peaks = [activation_peak([unit(), unit()], order).saved_bytes for order in schedule.orders]
+    assert max(peaks) == p + 1
+
+
 def test_a_forward_beside_a_backward_saves_while_the_other_frees() -> None:
     """One forward runs ahead; then forwards and backwards of two micro-batches go piece by piece."""
     pieces = ((10.0, 12.0, 3.0), (10.0, 12.0, 3.0), (20.0, 25.0, 7.0))

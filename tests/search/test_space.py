@@ -74,7 +74,8 @@ def test_rules_cut_points_away(tmp_path: Path) -> None:
 
 SCHEDULES = SMALL.replace(
     "[search]",
-    '[search]\nschedule = ["zbv", "1f1b", "auto", "interleaved", "zb-h1", "gpipe", "dualpipev", "no-pipelining"]',
+    '[search]\nschedule = ["zbv", "1f1b", "auto", "interleaved", "zb-h1", "gpipe", '
+    '"dualpipev", "dualpipe", "no-pipelining"]',
 ).replace("[6, 12, 24]", "[1, 12, 24]")
 
 
@@ -85,7 +86,7 @@ def test_schedules_are_offered_where_they_fit_and_megatrons_own_once(tmp_path: P
         by_shape.setdefault((point.pipeline_parallel, point.virtual_pipeline), set()).add(point.schedule)
     assert by_shape[1, 1] == {"auto"}
     assert by_shape[12, 1] == {"auto", "gpipe", "zb-h1"}
-    assert by_shape[12, 2] == {"auto", "zbv", "dualpipev"}
+    assert by_shape[12, 2] == {"auto", "zbv", "dualpipev", "dualpipe"}
     assert len({p.key for p in points}) == len(set(points)) == len(points)
     plain = enumerate_points(resolved(write_space(tmp_path, SCHEDULES.replace("schedule =", "# schedule ="))))
     assert {p for p in points if p.schedule == "auto"} == set(plain)

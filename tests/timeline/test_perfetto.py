@@ -64,11 +64,14 @@ def test_threads_do_not_overlap_and_all_micro_batches_are_there() -> None:
         assert seen == set(range(40))
 
 
-@pytest.mark.parametrize(("schedule", "num_chunks"), [("1f1b", 1), ("interleaved", 2), ("zbv", 2), ("dualpipev", 2)])
-def test_flows_join_every_send_to_the_pass_that_waits_for_it(schedule: str, num_chunks: int) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "num_chunks", "num_hops"),
+    [("1f1b", 1, 3), ("interleaved", 2, 7), ("zbv", 2, 6), ("dualpipev", 2, 6), ("dualpipe", 2, 3)],
+)
+def test_flows_join_every_send_to_the_pass_that_waits_for_it(schedule: str, num_chunks: int, num_hops: int) -> None:
     job = equal_stages_job(
-        num_stages=3,
-        num_micro_batches=6,
+        num_stages=4,
+        num_micro_batches=8,
         num_chunks=num_chunks,
         weight=[("gemm", 0.5)],
         send_s=0.1,
@@ -81,7 +84,7 @@ def test_flows_join_every_send_to_the_pass_that_waits_for_it(schedule: str, num_
     spans = complete({"traceEvents": events})
     sends = [e for e in spans if e["name"].startswith("send")]
     assert starts.keys() == ends.keys()
-    assert len(starts) == len(sends) == 2 * 6 * (3 * num_chunks - 1 - (num_chunks == 2 and schedule != "interleaved"))
+    assert len(starts) == len(sends) == 2 * 8 * num_hops
     for number, start in starts.items():
         send = next(e for e in sends if (e["pid"], e["tid"], e["ts"]) == (start["pid"], start["tid"], start["ts"]))
         end = ends[number]

@@ -99,6 +99,33 @@ def test_zbv_has_no_bubble_between_its_first_and_last_pass(num_stages: int) -> N
     assert step.breakdown["bubble_s"] == pytest.approx(num_stages - 1, rel=1e-9)
 
 
+@pytest.mark.parametrize("num_stages", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("f", "b", "w"), [(1.0, 1.0, 1.0), (1.0, 1.0, 0.75), (2.0, 2.0, 1.5), (1.0, 1.25, 0.75), (1.2, 1.0, 1.0)]
+)
+def test_bubble_of_dualpipe(num_stages: int, f: float, b: float, w: float) -> None:
+    """(p / 2 - 1) (F&B + B - 3 W), DeepSeek-V3 2412.19437 table 2, for F&B = F + B, B = I + W and I = F.
+
+    Where they differ it is (p / 2 - 1) (2 F + I - W), which is the same at I = F.
+    """
+    m = 2 * num_stages + 4
+    job = equal_stages_job(
+        num_stages=num_stages,
+        num_micro_batches=m,
+        num_chunks=2,
+        forward=[("gemm", f)],
+        backward=[("gemm", b)],
+        weight=[("gemm", w)],
+        schedule="dualpipe",
+    )
+    step = simulate_step(job, interference=NONE, fidelity="kernel")
+    whole = b + w
+    bubble = (num_stages // 2 - 1) * (2 * f + b - w)
+    if f == b:
+        assert bubble == pytest.approx((num_stages // 2 - 1) * (f + whole + whole - 3 * w), rel=1e-12)
+    assert step.step_time_s == pytest.approx(m * (f + whole) + bubble, rel=1e-9)
+
+
 def test_a_send_waits_for_its_receiver() -> None:
     """Stage 0 has its second forward done at 3, but stage 1 posts its second receive after 7 s of its first passes."""
     job = equal_stages_job(num_stages=2, num_micro_batches=2, send_s=1.0, overlap_p2p=False)

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from echo_explore.core import SpecError, nearest
+from echo_explore.specs.schedules.dualpipe import dualpipe
 from echo_explore.specs.schedules.dualpipev import dualpipev
 from echo_explore.specs.schedules.file import parse_orders
 from echo_explore.specs.schedules.megatron import stage_order
@@ -26,6 +27,7 @@ class ScheduleKind:
         make: the order of a stage.
         num_chunks: chunks a stage it needs; 0: two or more.
         is_periodic: see `PipelineSchedule`.
+        num_copies: see `PipelineSchedule`.
         posts_receives: receives are posted ahead, so that no send holds its stage; else as the recipe says.
     """
 
@@ -33,6 +35,7 @@ class ScheduleKind:
     num_chunks: int
     is_periodic: bool
     posts_receives: bool
+    num_copies: int = 1
 
 
 def _megatron(p: int, v: int, m: int, stage: int, ahead: int = 0) -> StageOrder:
@@ -64,6 +67,13 @@ SCHEDULES: dict[str, ScheduleKind] = {
         is_periodic=False,
         posts_receives=True,
     ),
+    "dualpipe": ScheduleKind(
+        make=lambda p, v, m, stage: dualpipe(pipeline_parallel=p, num_micro_batches=m, rank=stage),
+        num_chunks=2,
+        is_periodic=False,
+        posts_receives=True,
+        num_copies=2,
+    ),
 }
 """By name; "custom" takes its orders from a file."""
 CUSTOM = "custom"
@@ -72,6 +82,11 @@ CUSTOM = "custom"
 def posts_receives(name: str) -> bool:
     """Whether the schedule's program posts receives ahead, whatever the recipe says."""
     return name == CUSTOM or SCHEDULES[name].posts_receives
+
+
+def num_copies(name: str) -> int:
+    """Copies of the model on one pipeline under the schedule of that name, see `PipelineSchedule`."""
+    return 1 if name == CUSTOM else SCHEDULES[name].num_copies
 
 
 def check_shape(name: str, *, pipeline_parallel: int, virtual_pipeline: int, num_micro_batches: int) -> None:
@@ -116,6 +131,16 @@ def check_shape(name: str, *, pipeline_parallel: int, virtual_pipeline: int, num
             f"dualpipev needs at least 2 * pipeline_parallel = {2 * pipeline_parallel}",
             f"use {2 * pipeline_parallel} micro-batches, or zbv",
         )
+    if name == "dualpipe":
+        _check_dualpipe(pipeline_parallel, num_micro_batches)
+
+
+def _check_dualpipe(p: int, m: int) -> None:
+    if p % 2:
+        raise SpecError("pipeline_parallel", p, "dualpipe needs an even number of stages", f"use {p + 1} or {p - 1}")
+    if m % 2 or m < 2 * p:
+        rule = f"dualpipe feeds half into each end: an even number, 2 * pipeline_parallel = {2 * p} or more"
+        raise SpecError("num_micro_batches", m, rule, f"use {max(2 * p, m + m % 2)} micro-batches, or zbv")
 
 
 def _needs(name: str, kind: ScheduleKind) -> str:
@@ -174,4 +199,5 @@ def build_schedule(
         placement=placement,
         orders=tuple(_megatron(p, v, m, s, ahead) if ahead else kind.make(p, v, m, s) for s in range(p)),
         is_periodic=kind.is_periodic,
+        num_copies=kind.num_copies,
     )

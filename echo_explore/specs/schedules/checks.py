@@ -33,14 +33,14 @@ def check_orders(schedule: PipelineSchedule) -> None:
 
 
 def _check_passes(schedule: PipelineSchedule) -> None:
-    all_micro_batches = range(schedule.num_micro_batches)
+    all_micro_batches = range(schedule.micro_batches_of_chunk)
     for stage, order in enumerate(schedule.orders):
         found = Counter(zip(order.phase.tolist(), order.micro_batch.tolist(), order.chunk.tolist(), strict=True))
         twice = [key for key, count in found.items() if count > 1]
-        beyond = [key for key in found if not 0 <= key[1] < schedule.num_micro_batches]
+        beyond = [key for key in found if not 0 <= key[1] < schedule.micro_batches_of_chunk]
         for keys, rule in (
             (twice, "runs twice"),
-            (beyond, f"is beyond the {schedule.num_micro_batches} micro-batches of the step"),
+            (beyond, f"is beyond the {schedule.micro_batches_of_chunk} micro-batches of the step"),
         ):
             if keys:
                 raise SpecError(_field(stage), _named(schedule, stage, keys[0]), rule, "correct the order")
@@ -59,33 +59,38 @@ def _check_passes(schedule: PipelineSchedule) -> None:
 
 
 def _check_deadlock(schedule: PipelineSchedule) -> None:
-    last_chunk = schedule.num_stages * schedule.num_chunks - 1
+    num_chunks = schedule.num_model_chunks
     done: set[_Done] = set()
     at = [0] * schedule.num_stages
     passes = [
         list(zip(o.phase.tolist(), o.micro_batch.tolist(), o.chunk.tolist(), strict=True)) for o in schedule.orders
     ]
+    joined = [set(order.joined.tolist()) for order in schedule.orders]
     moved = True
     while moved:
         moved = False
         for stage, order in enumerate(passes):
             while at[stage] < len(order):
-                kind, m, chunk = order[at[stage]]
-                model_chunk = int(schedule.placement[stage, chunk])
-                if not _needs(kind, m, model_chunk, last_chunk) <= done:
+                step = order[at[stage] : at[stage] + 1 + (at[stage] in joined[stage])]
+                places = [(kind, m, int(schedule.placement[stage, chunk])) for kind, m, chunk in step]
+                if not all(_needs(*place, num_chunks) <= done for place in places):
                     break
-                if kind != PassKind.BACKWARD_WEIGHT:
-                    done.add(("F" if kind == PassKind.FORWARD else "D", m, model_chunk))
-                at[stage] += 1
+                done |= {
+                    ("F" if kind == PassKind.FORWARD else "D", m, chunk)
+                    for kind, m, chunk in places
+                    if kind != PassKind.BACKWARD_WEIGHT
+                }
+                at[stage] += len(step)
                 moved = True
     stuck = [stage for stage, order in enumerate(passes) if at[stage] < len(order)]
     if not stuck:
         return
     waits = []
     for stage in stuck[:_SHOWN]:
-        kind, m, chunk = passes[stage][at[stage]]
-        model_chunk = int(schedule.placement[stage, chunk])
-        missing = sorted(_needs(kind, m, model_chunk, last_chunk) - done)[0]
+        step = passes[stage][at[stage] : at[stage] + 1 + (at[stage] in joined[stage])]
+        places = [(kind, m, int(schedule.placement[stage, chunk])) for kind, m, chunk in step]
+        kind, m, model_chunk = next(place for place in places if not _needs(*place, num_chunks) <= done)
+        missing = sorted(_needs(kind, m, model_chunk, num_chunks) - done)[0]
         what = "forward" if missing[0] == "F" else "backward"
         waits.append(
             f"stage {stage} at {pass_name(kind, m, model_chunk)} for the {what} of micro-batch {m} in chunk "
@@ -96,13 +101,13 @@ def _check_deadlock(schedule: PipelineSchedule) -> None:
     raise SpecError("schedule", schedule.name, rule, "put each of these behind what it waits for")
 
 
-def _needs(kind: int, m: int, model_chunk: int, last_chunk: int) -> set[_Done]:
+def _needs(kind: int, m: int, model_chunk: int, num_chunks: int) -> set[_Done]:
     if kind == PassKind.FORWARD:
-        return {("F", m, model_chunk - 1)} if model_chunk else set()
+        return {("F", m, model_chunk - 1)} if model_chunk % num_chunks else set()
     if kind == PassKind.BACKWARD_WEIGHT:
         return {("D", m, model_chunk)}
     own: set[_Done] = {("F", m, model_chunk)}
-    return own if model_chunk == last_chunk else own | {("D", m, model_chunk + 1)}
+    return own if (model_chunk + 1) % num_chunks == 0 else own | {("D", m, model_chunk + 1)}
 
 
 def _field(stage: int) -> str:

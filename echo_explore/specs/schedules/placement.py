@@ -1,7 +1,7 @@
 """Which schedule a layout means, and which chunks of the model a stage holds."""
 
-V_SHAPED = ("zbv", "dualpipev")
-"""Schedules whose stage s of p holds chunks s and 2 p - 1 - s of the model, so that the last chunk is on stage 0."""
+V_SHAPED = ("zbv", "dualpipev", "dualpipe")
+"""Schedules whose stage s of p holds places s and 2 p - 1 - s, so that the last is on stage 0."""
 
 
 def default_schedule(pipeline_parallel: int, virtual_pipeline: int) -> str:

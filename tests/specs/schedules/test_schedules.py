@@ -1,8 +1,10 @@
 """Schedules by name and from files: well formed, free of deadlock, in the notation of torch."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from echo_explore.core import SpecError
 from echo_explore.specs.schedules import (
     SCHEDULES,
     PipelineSchedule,
+    StageOrder,
     build_schedule,
     check_orders,
     parse_orders,
@@ -29,6 +32,8 @@ def schedules(draw: st.DrawFn) -> PipelineSchedule:
         m *= p
     if name == "dualpipev":
         m += 2 * p - 1
+    if name == "dualpipe":
+        p, m = p + p % 2, 2 * (p + p % 2 + m - 1)
     return build_schedule(name, pipeline_parallel=p, virtual_pipeline=v, num_micro_batches=m)
 
 
@@ -46,6 +51,8 @@ def lines_of(schedule: PipelineSchedule) -> tuple[str, ...]:
 @given(schedule=schedules())
 def test_every_schedule_runs_and_survives_a_file(schedule: PipelineSchedule) -> None:
     check_orders(schedule)
+    if schedule.num_copies > 1:  # a file has one copy of the model
+        return
     again = parse_orders(
         lines_of(schedule),
         pipeline_parallel=schedule.num_stages,
@@ -119,6 +126,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
         ("zb-h1", (1, 1, 8), r"does not fit 1 stages of 1 chunks; fix: use no-pipelining"),
         ("gpipe", (4, 2, 8), r"does not fit 4 stages of 2 chunks"),
         ("dualpipev", (4, 2, 7), r"dualpipev needs at least 2 \* pipeline_parallel = 8"),
+        ("dualpipe", (4, 2, 9), r"num_micro_batches = 9: .* an even number, .* = 8 or more; fix: use 10"),
+        ("dualpipe", (4, 2, 6), r"num_micro_batches = 6: .* fix: use 8"),
+        ("dualpipe", (5, 2, 20), r"pipeline_parallel = 5: dualpipe needs an even number of stages; fix: use 6 or 4"),
         ("interleaved", (4, 2, 6), r"interleaving needs a multiple of pipeline_parallel = 4; fix: use 8"),
         ("zbw", (4, 2, 8), r"schedule = 'zbw': is not known; fix: use zbv"),
     ],
@@ -132,3 +142,39 @@ def test_refused(name: str, shape: tuple[int, int, int], message: str) -> None:
 def test_zbv_gives_the_last_chunk_to_the_first_stage(p: int, m: int) -> None:
     schedule = build_schedule("zbv", pipeline_parallel=p, virtual_pipeline=2, num_micro_batches=m)
     assert schedule.placement.tolist() == [[s, 2 * p - 1 - s] for s in range(p)]
+
+
+def test_dualpipe_of_four_stages() -> None:
+    """As DeepSeek's dualpipe.py issues them on ranks 0 and 3, micro-batches counted from 0 in each direction."""
+    schedule = build_schedule("dualpipe", pipeline_parallel=4, virtual_pipeline=2, num_micro_batches=8)
+    lines = lines_of(schedule)
+    first = "0F0,0F1,0F2,7F0,7I0,7W0,7F1,0F3,7B1,7F2,0B0,7B2,7F3,0B1,7B3,0I2,0W2,0I3,0W3"
+    assert lines[0] == first
+    assert lines[3] == "4F0,4F1,4F2,3F0,3I0,3W0,3F1,4F3,3B1,3F2,4B0,3B2,3F3,4B1,3B3,4I2,4W2,4I3,4W3"
+    assert schedule.placement.tolist() == [[0, 7], [1, 6], [2, 5], [3, 4]]
+    assert schedule.num_model_chunks == 4
+
+
+@settings(deadline=None)
+@given(half=st.integers(1, 5), more=st.integers(0, 6))
+def test_both_ends_of_dualpipe_run_the_same(half: int, more: int) -> None:
+    m = 4 * half + 2 * more
+    schedule = build_schedule("dualpipe", pipeline_parallel=2 * half, virtual_pipeline=2, num_micro_batches=m)
+    for order, other in zip(schedule.orders, schedule.orders[::-1], strict=True):
+        assert order.phase.tolist() == other.phase.tolist()
+        assert order.micro_batch.tolist() == other.micro_batch.tolist()
+        assert order.chunk.tolist() == (1 - other.chunk).tolist()
+        assert order.joined.tolist() == other.joined.tolist()
+
+
+def test_joined_passes_that_need_each_other_deadlock() -> None:
+    """Each stage has the forward that the other's backward waits for in one step with a backward."""
+    first = StageOrder.of([(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)], joined=[1])
+    last = StageOrder.of([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)])
+    apart = PipelineSchedule(
+        name="x", num_micro_batches=2, placement=np.array([[0], [1]]), orders=(first, last), is_periodic=False
+    )
+    check_orders(apart)
+    late = StageOrder.of([(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)])
+    with pytest.raises(SpecError, match="stage 0 at 0B0 for the backward of micro-batch 0 in chunk 1; stage 1 at 1F1"):
+        check_orders(replace(apart, orders=(first, late)))
