@@ -78,7 +78,8 @@ def state_bytes(candidate: Candidate) -> StateBytes:
 
     With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
     dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts, times the copies of
-    the model that the schedule keeps; else 1. The gradient takes StackProfile.main_gradient_dtype. Matrices that Muon updates have one moment, not two: 4 bytes less.
+    the model that the schedule keeps; else 1. The gradient takes StackProfile.main_gradient_dtype. Matrices that Muon
+    updates have one moment, not two: 4 bytes less.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
     if candidate.stack.framework != "megatron":
