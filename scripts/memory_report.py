@@ -4,7 +4,7 @@ Three checks, without any step time:
 - DIR/nanotron_sweep.csv: verdicts of fitting and reserved memory of 2,297 layouts, overall and in the band where a
   first-order estimate says 40 to 120 GiB;
 - DIR/measured_steps.csv: runs with core = yes that are said not to fit, though they ran, by family;
-- verdicts that Echo's authors published of GPT-70B and GPT-175B on cards of 79.33 GiB, in fp32 with unfused attention.
+- verdicts and reserved memory that Echo's authors logged of GPT-13B, 70B and 175B on cards of 79.33 GiB.
 
 With --limit only every k-th row of a table, so that about N rows are left.
 """
@@ -31,13 +31,45 @@ BAND_GIB = (40.0, 120.0)
 ECHO_CARD_GIB = 79.33
 ECHO_MODELS = {"GPT-13B": (40, 5120, 32), "GPT-70B": (80, 8192, 64), "GPT-175B": (96, 12288, 96)}
 """Layers, width and heads: Echo (arXiv 2412.12487, 2024), evaluation."""
-ECHO_VERDICTS = (
-    ("GPT-13B", 8, 1, 1, True), ("GPT-70B", 8, 8, 1, True), ("GPT-70B", 6, 8, 1, True), ("GPT-70B", 12, 4, 1, True),
-    ("GPT-175B", 12, 8, 1, True), ("GPT-175B", 16, 6, 1, True),
-    ("GPT-70B", 4, 8, 2, False), ("GPT-70B", 8, 4, 2, False), ("GPT-175B", 12, 4, 1, False),
-    ("GPT-175B", 16, 3, 1, False), ("GPT-175B", 8, 6, 1, False),
-)  # fmt: skip
-"""Model, pipeline, tensor, data, and whether it ran: logs of fwyc0573/Megatron-LM, examples/run_log (MIT, 2024)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoRun:
+    """A rank of a stage that Echo's authors ran alone on one GPU: one forward, one backward, one optimizer step.
+
+    Attributes:
+        model: of ECHO_MODELS.
+        pipeline, tensor, data: layout.
+        ran: the first rank of its process, alone on the GPU, did not run out of memory.
+        precision: of the log.
+        reserved_bytes: of that rank, behind its optimizer step; NaN where none is logged or layers do not divide.
+    """
+
+    model: str
+    pipeline: int
+    tensor: int
+    data: int
+    ran: bool
+    precision: str = "fp32"
+    reserved_bytes: float = math.nan
+
+
+ECHO_RUNS = (
+    EchoRun(model="GPT-13B", pipeline=8, tensor=1, data=1, ran=True, reserved_bytes=51_516_538_880),
+    EchoRun(model="GPT-70B", pipeline=8, tensor=8, data=1, ran=True, reserved_bytes=32_520_536_064),
+    EchoRun(model="GPT-70B", pipeline=6, tensor=8, data=1, ran=True),
+    EchoRun(model="GPT-70B", pipeline=12, tensor=4, data=1, ran=True),
+    EchoRun(model="GPT-175B", pipeline=12, tensor=8, data=1, ran=True, reserved_bytes=50_092_572_672),
+    EchoRun(model="GPT-175B", pipeline=16, tensor=6, data=1, ran=True, reserved_bytes=47_846_522_880),
+    EchoRun(model="GPT-70B", pipeline=4, tensor=8, data=2, ran=True, reserved_bytes=62_730_010_624),
+    EchoRun(model="GPT-70B", pipeline=8, tensor=4, data=2, ran=True, reserved_bytes=57_814_286_336),
+    EchoRun(model="GPT-175B", pipeline=12, tensor=4, data=1, ran=False),
+    EchoRun(model="GPT-175B", pipeline=16, tensor=3, data=1, ran=False),
+    EchoRun(model="GPT-175B", pipeline=8, tensor=6, data=1, ran=False, precision="fp16"),
+)
+"""Logs of fwyc0573/Megatron-LM, examples/run_log (MIT, 2024). One process runs rank after rank; where the second of a
+stage (rank 17 of pp4 tp8 dp2, rank 9 of pp8 tp4 dp2) ran out of memory, 31 GiB of the ranks before it were still
+allocated, by its own lines ("After memory release"), while the like rank before it had run: those two count as run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,25 +173,39 @@ def refused_runs(measured: Path, profile: Profile, limit: int | None) -> dict[st
     return {family: (refused[family], count) for family, count in sorted(total.items())}
 
 
-def echo_candidate(model: str, pipeline: int, tensor: int, data: int) -> Candidate:
-    """A run of Echo's evaluation: sequence 2,048, micro-batch 2, one micro-batch a replica, fp32, nothing sharded."""
-    layers, width, heads = ECHO_MODELS[model]
+def echo_candidate(run: EchoRun) -> Candidate:
+    """The job of a run: sequence 2,048, one micro-batch of 2, dropout 0.1, unfused attention, nothing sharded."""
+    layers, width, heads = ECHO_MODELS[run.model]
     cluster = load_cluster("a100-80gb-hdr")
     card = {"memory_bytes": ECHO_CARD_GIB * GIB}
     return make_candidate(
         model=ModelSpec(
-            name=model, num_layers=layers, hidden_size=width, ffn_hidden_size=4 * width, num_attention_heads=heads,
+            name=run.model, num_layers=layers, hidden_size=width, ffn_hidden_size=4 * width, num_attention_heads=heads,
             vocab_size=50257, max_sequence_length=2048,
         ),
         cluster=cluster.model_copy(update={"device": cluster.device.model_copy(update=card)}),
-        layout=ParallelConfig(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data),
+        layout=ParallelConfig(
+            tensor_parallel=run.tensor, pipeline_parallel=run.pipeline, data_parallel=run.data
+        ),
         recipe=TrainingRecipe(
-            global_batch_size=2 * data, micro_batch_size=2, sequence_length=2048, precision="fp32",
-            attention="unfused", distributed_optimizer=False, overlap_grad_reduce=False,
+            global_batch_size=2 * run.data, micro_batch_size=2, sequence_length=2048,
+            precision="fp16" if run.precision == "fp16" else "fp32", attention="unfused", dropout=0.1,
+            distributed_optimizer=False, overlap_grad_reduce=False,
         ),
         stack=load_stack("megatron-core").model_copy(update={"layer_split_rule": "remainder-first"}),
-        num_gpus=tensor * pipeline * data,
+        num_gpus=run.tensor * run.pipeline * run.data,
     )  # fmt: skip
+
+
+def echo_line(run: EchoRun, memory: MemoryProfile) -> str:
+    """One line of the table: of the job, and of the rank of the first stage that was measured."""
+    name = f"{run.model} pp{run.pipeline} tp{run.tensor} dp{run.data}"
+    said, ran = ("yes" if verdict else "no" for verdict in (memory.fits, run.ran))
+    first = (memory.stages[0].total_bytes - memory.outside_bytes) / GIB
+    return (
+        f"{name:26s} | {memory.peak_bytes / GIB:6.1f} | {said:3s} | {ran:3s} | {first:6.2f} | "
+        f"{run.reserved_bytes / GIB:6.2f}"
+    )
 
 
 def main() -> None:
@@ -173,13 +219,10 @@ def main() -> None:
 
     with CachedTracer() as tracer:
         profile = default_simulator(tracer=tracer, allow_fallback=True).memory_of
-        print("Echo's verdicts | predicted, GiB | said to fit | ran")
-        for *layout, ran in ECHO_VERDICTS:
-            model, pipeline, tensor, data = layout
-            memory = profile(echo_candidate(model, pipeline, tensor, data))  # type: ignore[arg-type]
-            said = "yes" if memory.fits else "no"
-            name = f"{model} pp{pipeline} tp{tensor} dp{data}"
-            print(f"{name:26s} | {memory.peak_bytes / GIB:6.1f} | {said:3s} | {'yes' if ran else 'no'}", flush=True)
+        print("Echo's runs | GiB needed | said to fit | ran | GiB reserved, predicted | measured")
+        for run in ECHO_RUNS:
+            memory = profile(echo_candidate(run))
+            print(echo_line(run, memory), flush=True)
         for family, (refused, count) in refused_runs(
             arguments.data / "measured_steps.csv", profile, arguments.limit
         ).items():

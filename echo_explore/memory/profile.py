@@ -1,5 +1,6 @@
 """Peak memory of every pipeline stage by part, from a trace, a layout and a schedule."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final
@@ -8,7 +9,7 @@ from echo_explore.graph import ChunkShape, Parameter, Piece, Trace, is_layer, pi
 from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
 from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
-from echo_explore.specs import Candidate, ModelSpec, ParallelConfig
+from echo_explore.specs import Candidate, MemorySpec, ModelSpec, ParallelConfig
 from echo_explore.specs.recompute import recomputed_groups
 from echo_explore.specs.schedules import PipelineSchedule
 
@@ -24,7 +25,7 @@ class StageMemory:
             gathered parameters and gradients before they are reduced).
         boundary_bytes: activations and gradients received from and sent to neighbouring stages.
         framework_bytes: CUDA context, communicators, and buffers that the framework keeps for the whole run.
-        fragmentation_bytes: reserved by the caching allocator and not in use.
+        fragmentation_bytes: reserved by the caching allocator and not in use; less where the GPU is full.
         in_flight: micro-batches in flight at the peak, by chunk of the stage.
     """
 
@@ -167,7 +168,7 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
     transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace) + offload_buffer_bytes(candidate, trace)
-    return StageMemory(
+    full = StageMemory(
         stage=stage,
         parameters_bytes=state.parameters_bytes,
         gradients_bytes=state.gradients_bytes,
@@ -176,10 +177,26 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
         transient_bytes=transient,
         boundary_bytes=boundary,
         framework_bytes=framework_bytes,
-        # State is allocated once, in few large arrays; what comes and goes leaves gaps.
-        fragmentation_bytes=(peak.saved_bytes + transient) * candidate.stack.memory.fragmentation_fraction,
+        fragmentation_bytes=0.0,
         in_flight=peak.in_flight,
     )
+    room = candidate.cluster.device.memory_bytes - full.total_bytes
+    # State is allocated once, in few large arrays; what comes and goes leaves gaps.
+    gaps = fragmentation_bytes(peak.saved_bytes + transient, room, candidate.stack.memory)
+    if room >= gaps and full.total_bytes + gaps > candidate.cluster.device.memory_bytes:  # by rounding
+        gaps = math.nextafter(gaps, 0.0)
+    return replace(full, fragmentation_bytes=gaps)
+
+
+def fragmentation_bytes(volatile_bytes: float, room_bytes: float, memory: MemorySpec) -> float:
+    """Bytes that the caching allocator reserves beyond those in use.
+
+    phi v, of v bytes that come and go, where the GPU has room for it; else all the room, but not less than phi' v, for
+    the fraction phi' that the allocator cannot give back.
+    """
+    loose, tight = memory.fragmentation_fraction, memory.pressed_fragmentation_fraction
+    least = (loose if tight is None else min(tight, loose)) * volatile_bytes
+    return max(least, min(loose * volatile_bytes, room_bytes))
 
 
 def _walked(candidate: Candidate) -> PipelineSchedule:

@@ -9,7 +9,7 @@ from echo_explore.specs.load import load_cluster, load_model, load_space, load_s
 from echo_explore.specs.model import MlaSpec, ModelSpec, MoeSpec
 from echo_explore.specs.native_legality import check_native
 from echo_explore.specs.placement import Placement, parse_placement, placement_from_pairs
-from echo_explore.specs.recipe import StackProfile, TrainingRecipe
+from echo_explore.specs.recipe import MemorySpec, StackProfile, TrainingRecipe
 from echo_explore.specs.space import SearchSpace
 from echo_explore.specs.split import layers_of_chunks
 
@@ -19,6 +19,7 @@ __all__ = [
     "DeviceSpec",
     "FabricSpec",
     "JobOptions",
+    "MemorySpec",
     "MlaSpec",
     "ModelSpec",
     "MoeSpec",

@@ -151,11 +151,15 @@ class MemorySpec(StrictModel):
         context_bytes: CUDA context, cuBLAS workspaces.
         communicator_bytes: NCCL buffers of one communicator.
         fragmentation_fraction: what the caching allocator reserves beyond activations and buffers that come and go.
+        pressed_fragmentation_fraction: what is left of that on a full GPU: before it fails, the allocator gives back
+            every segment that is free as a whole (torch 2.1, CUDACachingAllocator.cpp, release_cached_blocks). None:
+            all of it, as where pipelines hold arrays of many sizes in the same segments.
     """
 
     context_bytes: Bytes = Field(alias="context")
     communicator_bytes: Bytes = Field(alias="communicator")
     fragmentation_fraction: float = Field(ge=0.0, le=1.0)
+    pressed_fragmentation_fraction: float | None = Field(default=None, ge=0.0, le=1.0)
 
 
 SplitRule = Literal["none", "first-last-light", "balanced", "balanced-or-last", "remainder-first", "by-compute"]

@@ -176,6 +176,7 @@ gradient_dtype = "fp32"               # of main gradients
 context = "1 GiB"                     # CUDA context, cuBLAS workspaces
 communicator = "150 MiB"              # NCCL buffers of one communicator
 fragmentation_fraction = 0.15         # reserved beyond activations and buffers that come and go
+# pressed_fragmentation_fraction = 0.03 # what is left of it on a full GPU; without this line all of it
 """
 
 _TEMPLATES: dict[Kind, str] = {"clusters": _CLUSTER, "models": _MODEL, "spaces": _SPACE, "stacks": _STACK}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from echo_explore.graph import Parameter
 from echo_explore.memory import StageMemory, memory_lower_bound, memory_profile
-from echo_explore.memory.profile import count_communicators
+from echo_explore.memory.profile import count_communicators, fragmentation_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
-from echo_explore.specs import ModelSpec, MoeSpec, ParallelConfig
+from echo_explore.specs import Candidate, MemorySpec, ModelSpec, MoeSpec, ParallelConfig
 from tests.memory.traces import MODEL, candidate_of, layer_activation_bytes, trace_of
 
 MIXTURE = MODEL.model_copy(
@@ -242,6 +242,58 @@ def test_frozen_weights_in_8_bits_may_be_kept_in_one_orientation() -> None:
     )
     assert both - one == weights
     assert parameters(True) == parameters(True, keeps_transposed_weights=False)
+
+
+def _on_a_card_of(candidate: Candidate, size: float) -> Candidate:
+    device = candidate.cluster.device.model_copy(update={"memory_bytes": size})
+    return replace(candidate, cluster=candidate.cluster.model_copy(update={"device": device}))
+
+
+def test_the_allocator_gives_back_free_segments_before_it_fails() -> None:
+    """A step whose gaps do not fit runs, as long as what is in use does, with the gaps that cannot be given back."""
+    roomy = candidate_of(ParallelConfig(), num_micro_batches=1)
+    pressed = roomy.stack.memory.model_copy(update={"pressed_fragmentation_fraction": 0.03})
+    roomy = replace(roomy, stack=roomy.stack.model_copy(update={"memory": pressed}))
+    trace = trace_of(roomy)
+    stage = memory_profile(candidate=roomy, trace=trace).stages[0]
+    memory = roomy.stack.memory
+    volatile = stage.activations_bytes + stage.transient_bytes
+    assert stage.fragmentation_bytes == memory.fragmentation_fraction * volatile
+    in_use = stage.total_bytes - stage.fragmentation_bytes
+    least = 0.03 * volatile
+    assert 0 < least < stage.fragmentation_bytes
+    for share in (0.0, 0.3, 0.7, 1.0):
+        size = in_use + least + share * (stage.fragmentation_bytes - least)
+        tight = memory_profile(candidate=_on_a_card_of(roomy, size), trace=trace)
+        assert tight.fits
+        assert tight.peak_bytes == pytest.approx(size, rel=1e-12)
+    over = memory_profile(candidate=_on_a_card_of(roomy, in_use + 0.99 * least), trace=trace)
+    assert not over.fits
+    assert over.peak_bytes == pytest.approx(in_use + least)
+
+
+@given(st.floats(0, 1e12), st.floats(-1e12, 1e12), st.floats(0, 1), st.floats(0, 1) | st.none())
+def test_gaps_grow_with_what_comes_and_goes_and_with_room(
+    size: float, room: float, loose: float, tight: float | None
+) -> None:
+    memory = MemorySpec.model_construct(
+        context_bytes=0.0, communicator_bytes=0.0, fragmentation_fraction=loose, pressed_fragmentation_fraction=tight
+    )
+    here = fragmentation_bytes(size, room, memory)
+    assert 0 <= here <= loose * size
+    assert here >= min(loose, loose if tight is None else tight) * size
+    assert fragmentation_bytes(2 * size, room, memory) >= here
+    assert fragmentation_bytes(size, room + 1e9, memory) >= here
+
+
+@settings(deadline=None)
+@given(layouts(), RECIPES)
+def test_a_larger_micro_batch_never_needs_less(layout: ParallelConfig, recipe: dict[str, Any]) -> None:
+    def peak(micro_batch_size: int) -> float:
+        candidate = candidate_of(layout, micro_batch_size=micro_batch_size, num_micro_batches=4, **recipe)
+        return memory_profile(candidate=candidate, trace=trace_of(candidate)).peak_bytes
+
+    assert peak(1) <= peak(2) * (1 + 1e-12) <= peak(4) * (1 + 1e-12) ** 2
 
 
 def _shaped(name: str, *shape: int, embedding: bool = False) -> Parameter:
