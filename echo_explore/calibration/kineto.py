@@ -5,8 +5,8 @@ A kernel is tied to the operator that launched it by its `External id`; the oper
 out and counted.
 """
 
-import gzip
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from echo_explore.calibration.kernel_rows import MeasuredKernels, attention_row, gemm_row, stream_row
-from echo_explore.core import SpecError
+from echo_explore.core import SpecError, plain_bytes
 from echo_explore.graph import DType, OpClass, OpRow
 
 DTYPES: Mapping[str, DType] = {
@@ -76,10 +76,7 @@ def read_profiler_trace(path: Path) -> MeasuredKernels:
             times[external_id(event)] += float(duration)
     rows, seconds = [], []
     for key, microseconds in times.items():
-        try:
-            row = operator_row(operators[key])
-        except (ValueError, IndexError, TypeError):
-            row = None
+        row = operator_row_or_none(operators[key])
         if row is None:
             ignored["operators of no class, or whose shapes are missing or don't fit together"] += 1
             continue
@@ -129,10 +126,10 @@ def read_events(path: Path) -> TraceEvents:
     """
     try:
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        trace = json.loads(plain_bytes(data))
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError("file", str(path), f"is no JSON trace: {error}", "export it with export_chrome_trace") from None
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):
@@ -145,13 +142,61 @@ def read_events(path: Path) -> TraceEvents:
         for device in (devices if isinstance(devices, list) else ())
         if isinstance(device, dict) and isinstance(device.get("id"), int)
     }
-    return TraceEvents(events=[event for event in events if isinstance(event, dict)], gpu_names=names)
+    found = [event for event in events if isinstance(event, dict)]
+    for number, event in enumerate(found):
+        _check_event(path, number, event)
+    return TraceEvents(events=found, gpu_names=names)
+
+
+_PLAIN = ("ph", "cat", "name", "pid", "tid", "id")
+_PLAIN_ARGUMENTS = ("External id", "correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+
+
+def _check_event(path: Path, number: int, event: Mapping[str, Any]) -> None:
+    """Raise for what no profiler writes: names that are lists, times that are no moments.
+
+    Raises:
+        SpecError: with the place of the event and its field.
+    """
+    arguments = event.get("args")
+    fields = [(name, event.get(name)) for name in _PLAIN]
+    if isinstance(arguments, dict):
+        fields += [(f"args.{name}", arguments.get(name)) for name in _PLAIN_ARGUMENTS]
+    wrong: list[tuple[str, Any, str]] = [
+        (name, value, "must be text or a number") for name, value in fields if isinstance(value, list | dict)
+    ]
+    if arguments is not None and not isinstance(arguments, dict):
+        wrong.append(("args", arguments, "must be a table"))
+    for name, least in (("ts", -math.inf), ("dur", 0.0)):
+        value = event.get(name)
+        # An int beyond the largest float is no moment either.
+        if isinstance(value, int | float) and not (least <= value and abs(value) < _NO_MOMENT_US):
+            wrong.append((name, value, "must be microseconds, finite" + (" and not negative" * (name == "dur"))))
+    if wrong:
+        name, value, rule = wrong[0]
+        shown = f"{value}"[:40]
+        raise SpecError(f"{path.name}: traceEvents[{number}].{name}", shown, rule, "export the trace again")
+
+
+_NO_MOMENT_US = 1e18
+"""Microseconds; Kineto counts them from 1970 at most, 1.8e15 in 2026."""
+_LARGEST_WORK = 2.0**62
+"""No kernel has more elements, FLOP or bytes."""
 
 
 def external_id(event: Mapping[str, Any]) -> Any:
     """What ties a kernel to the operator that launched it; None without one."""
     arguments = event.get("args")
     return arguments.get("External id") if isinstance(arguments, dict) else None
+
+
+def operator_row_or_none(operator: Mapping[str, Any]) -> OpRow | None:
+    """As `operator_row`, and None for an operator whose arguments are missing, of other types, or too large."""
+    try:
+        row = operator_row(operator)
+    except (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError):
+        return None
+    return None if row is None or max(*row.dims, row.flop, row.bytes_read) > _LARGEST_WORK else row
 
 
 def operator_row(operator: Mapping[str, Any]) -> OpRow | None:

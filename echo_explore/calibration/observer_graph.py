@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from echo_explore.calibration.kineto import DTYPES, operator_row
+from echo_explore.calibration.kineto import DTYPES, operator_row_or_none
 from echo_explore.calibration.observer_nodes import Call, Tensor, read_calls
 from echo_explore.calibration.profiler_collectives import axis_of
 from echo_explore.core import SpecError
@@ -95,10 +95,7 @@ def _outermost(calls: Mapping[int, Call]) -> list[Call]:
 
 
 def _classed(call: Call) -> OpRow | None:
-    try:
-        return operator_row({"name": call.name, "args": call.kineto_arguments()})
-    except (ValueError, IndexError, TypeError):
-        return None
+    return operator_row_or_none({"name": call.name, "args": call.kineto_arguments()})
 
 
 @dataclass(slots=True)

@@ -1,13 +1,12 @@
 """Nodes of an ExecutionTraceObserver's file: calls of operators with the tensors that they touch."""
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from echo_explore.core import SpecError
+from echo_explore.core import SpecError, plain_bytes
 
 _BACKWARD = 1
 """RecordScope::BACKWARD_FUNCTION (pytorch 2.13, aten/src/ATen/record_function.h)."""
@@ -114,7 +113,7 @@ def read_calls(path: Path) -> tuple[dict[int, Call], dict[str, tuple[str, tuple[
             if node["name"] == _GROUPS:
                 groups |= _groups(node["inputs"]["values"][0])
             call = _call(node, attrs)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             what = node.get("name", "?") if isinstance(node, dict) else node
             rule = f"breaks at entry {position} of nodes ({what}): {type(error).__name__} {error}"
             raise SpecError("file", str(path), rule, "record it anew") from None
@@ -134,10 +133,10 @@ def observer_nodes(path: Path) -> list[Any] | None:
     """
     try:
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        trace = json.loads(plain_bytes(data))
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         rule = f"is no JSON trace: {error}"
         raise SpecError(
             "file", str(path), rule, "export it with export_chrome_trace or ExecutionTraceObserver"

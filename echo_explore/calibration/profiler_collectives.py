@@ -7,7 +7,7 @@ References:
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from echo_explore.core import SpecError
 from echo_explore.graph import DTYPE_BYTES, Axis, Collective, DType, OpKind, OpRow
@@ -53,7 +53,7 @@ def collective_row(path: Path, event: Mapping[str, Any]) -> OpRow:
             kind = _KINDS.get(name.removesuffix(suffix))
     dtype = _DTYPES.get(str(arguments.get("dtype", "")).lower())
     given, got = arguments.get("In msg nelems"), arguments.get("Out msg nelems")
-    if kind is None or dtype is None or not isinstance(given, int) or not isinstance(got, int):
+    if kind is None or dtype is None or not _is_count(given) or not _is_count(got):
         at = f"{event.get('name')} at ts {event.get('ts')}"
         rule = f"the NCCL kernel {at} has no Collective name, dtype, In and Out msg nelems that are known"
         raise SpecError("file", str(path), rule, "record it with PyTorch 2.4 or newer")
@@ -65,6 +65,10 @@ def collective_row(path: Path, event: Mapping[str, Any]) -> OpRow:
         message_bytes=whole * width, bytes_read=given * width, bytes_written=got * width,
         module=f"{group} of {arguments.get('Group size', '?')} ranks",
     )  # fmt: skip
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def axis_of(group: str) -> Axis:

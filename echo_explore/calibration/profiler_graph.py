@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.calibration.kineto import external_id, operator_row, read_events
+from echo_explore.calibration.kineto import external_id, operator_row_or_none, read_events
 from echo_explore.calibration.profiler_collectives import collective_row, is_collective
 from echo_explore.core import SpecError
 from echo_explore.graph import ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
@@ -23,6 +23,7 @@ from echo_explore.graph import ExecutionGraph, OpClass, OpKind, OpRow, Phase, bu
 Event = Mapping[str, Any]
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _HOST_SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+_LARGEST_BYTES = 2**62
 _STREAM_WAIT = "Stream Wait Event"
 """Name of the `cuda_sync` events that order one stream behind another (enable_cuda_sync_events=True)."""
 
@@ -103,10 +104,7 @@ def _outermost_known(operators: Sequence[Event]) -> list[Event]:
 
 
 def _operator_row(operator: Event) -> OpRow | None:
-    try:
-        return operator_row(operator) if isinstance(operator.get("args"), dict) else None
-    except (ValueError, IndexError, TypeError):
-        return None
+    return operator_row_or_none(operator) if isinstance(operator.get("args"), dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +251,7 @@ class _Builder:
         name, category = str(event.get("name")), str(event.get("cat")).lower()
         if category != "kernel":
             size = event["args"].get("bytes", 0)
-            moved = float(size) if _is_number(size) else 0.0
+            moved = float(size) if _is_number(size) and 0 <= size < _LARGEST_BYTES else 0.0
             read = moved if category == "gpu_memcpy" else 0.0
             return OpRow(name=name, op_class=OpClass.COPY, bytes_read=read, bytes_written=moved)
         key = external_id(event)

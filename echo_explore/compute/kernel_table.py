@@ -4,7 +4,6 @@ Columns are described in docs/compute_model.md. Times are microseconds in `laten
 """
 
 import csv
-import gzip
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.core import SpecError
+from echo_explore.core import SpecError, plain_bytes
 
 Floats = npt.NDArray[np.float64]
 Kind = Literal["gemm", "attention", "elementwise"]
@@ -143,10 +142,10 @@ def read_kernel_table(path: Path) -> KernelTable:
     """
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+        text = plain_bytes(data).decode("utf-8-sig")
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise SpecError("file", str(path), f"cannot be read as CSV: {error}", "give a CSV or CSV.gz in UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""))
     header = [name.strip() for name in next(reader, [])]

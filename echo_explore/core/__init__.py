@@ -12,7 +12,7 @@ from echo_explore.core.errors import (
     TraceError,
     UnitError,
 )
-from echo_explore.core.files import write_atomic
+from echo_explore.core.files import plain_bytes, write_atomic
 from echo_explore.core.hashing import canonical_json, content_hash
 from echo_explore.core.names import check_name, nearest
 from echo_explore.core.units import format_bytes, format_seconds, parse_quantity
@@ -35,5 +35,6 @@ __all__ = [
     "format_seconds",
     "nearest",
     "parse_quantity",
+    "plain_bytes",
     "write_atomic",
 ]

@@ -1,9 +1,25 @@
-"""Whole-file writes that readers never see half done."""
+"""Whole-file writes that readers never see half done, and files that may be compressed."""
 
 import contextlib
+import gzip
 import os
 import tempfile
+import zlib
 from pathlib import Path
+
+
+def plain_bytes(data: bytes) -> bytes:
+    """What a file holds that may be compressed by gzip.
+
+    Raises:
+        OSError: it is a gzip file that is cut off or damaged.
+    """
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, OSError) as error:
+        raise OSError(f"its gzip stream is damaged or cut off: {error}") from error
 
 
 def write_atomic(path: Path, data: bytes, *, overwrite: bool = True) -> None:

@@ -6,9 +6,12 @@ the same graph. Files of other programs become graphs by what every Chakra file 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from echo_explore.core import SpecError, canonical_json, write_atomic
 from echo_explore.core.versions import GRAPH_SCHEMA
@@ -24,7 +27,7 @@ from echo_explore.graph.chakra_messages import (
     write_node,
 )
 from echo_explore.graph.execution_graph import COLUMNS, TEXT_COLUMNS, ExecutionGraph, OpRow, build_graph
-from echo_explore.graph.kinds import Axis, Collective, DType, OpClass, OpKind, Phase
+from echo_explore.graph.kinds import NUM_DIMS, Axis, Collective, DType, OpClass, OpKind, Phase
 from echo_explore.graph.proto_wire import WireError
 from echo_explore.graph.rank_trace import RankTrace, facts_of, trace_of
 
@@ -147,7 +150,7 @@ def _read(path: Path) -> tuple[ExecutionGraph, RankTrace | None]:
     if schema != GRAPH_SCHEMA:
         rule = f"holds a graph of schema {schema!r}, not {GRAPH_SCHEMA}"
         raise SpecError("file", str(path), rule, "trace again")
-    graph = build_graph([_own_row(path, number, node) for number, node in enumerate(nodes)])
+    graph = build_graph([_own_row(path, number, node, len(nodes)) for number, node in enumerate(nodes)])
     if _FACTS not in attrs:
         return graph, None
     try:
@@ -198,7 +201,7 @@ def _refuse_others(path: Path, raw: bytes) -> None:
         raise SpecError("file", str(path), "is JSON, no Chakra trace (byte 0)", "give a .et file")
 
 
-def _own_row(path: Path, number: int, node: Node) -> OpRow:
+def _own_row(path: Path, number: int, node: Node, num_nodes: int) -> OpRow:
     """A row as `save_chakra` wrote it."""
     row = OpRow(name=node.name, deps=node.data_deps)
     if node.number != number or any(d >= number for d in node.data_deps):
@@ -207,6 +210,8 @@ def _own_row(path: Path, number: int, node: Node) -> OpRow:
         column = key.removeprefix(_PREFIX)
         if column == key:
             continue
+        if not _fits(column, value, num_nodes):
+            raise wrong_node(path, node, f"has {key} = {value!r}, which no column holds")
         if column == "dims" and isinstance(value, tuple):
             row.dims = tuple(int(v) for v in value)
         elif column in _DEFAULTS and type(value) is type(_plain(_DEFAULTS[column])):
@@ -217,6 +222,21 @@ def _own_row(path: Path, number: int, node: Node) -> OpRow:
         else:
             raise wrong_node(path, node, f"has {key} = {value!r}, which no column holds")
     return row
+
+
+def _fits(column: str, value: Value, num_nodes: int) -> bool:
+    """Whether a column can hold a number: finite and not negative, no wider than the column, no row that is not."""
+    if column == "dims":
+        sizes = value if isinstance(value, tuple) else (value,)
+        return len(sizes) <= NUM_DIMS and all(isinstance(v, int) and 0 <= v < 2**62 for v in sizes)
+    if isinstance(value, float):
+        return 0 <= value < math.inf
+    if column in ("awaits", "forward_op"):
+        return isinstance(value, int) and -1 <= value < num_nodes
+    if isinstance(value, int) and column in COLUMNS and not isinstance(value, bool):
+        kind = np.dtype(COLUMNS[column])
+        return kind.kind != "i" or np.iinfo(kind).min <= value <= np.iinfo(kind).max
+    return True
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Chakra traces of other programs as rows of a graph."""
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,8 @@ TRANSFERS = {Collective.SEND: NodeType.COMM_SEND, Collective.RECV: NodeType.COMM
 _TRANSFERS = {code: kind for kind, code in TRANSFERS.items()}
 Peers = dict[int, tuple[int, int]]
 """Of a transfer, by its row: the rank that sends and the rank that receives."""
+_MOST_RANKS = 2**31
+"""No job has more."""
 _SHOWN = 6
 """Nodes of a cycle that are written out."""
 
@@ -41,6 +44,9 @@ def foreign_rows(path: Path, nodes: Sequence[Node]) -> tuple[list[OpRow], Peers]
     Raises:
         SpecError: a node misses, names itself, or has no counterpart.
     """
+    if all(n.kind is NodeType.METADATA for n in nodes):
+        rule = f"has {len(nodes)} nodes, all of kind METADATA, and none that computes or sends"
+        raise SpecError("file", str(path), rule, "export it anew")
     ordered = _ordered(path, nodes)
     device = [n for n in nodes if n.kind is not NodeType.METADATA and n.attrs.get("is_cpu_op") is not True]
     host_too = not device
@@ -62,9 +68,17 @@ def foreign_rows(path: Path, nodes: Sequence[Node]) -> tuple[list[OpRow], Peers]
         row.deps = tuple(read)
         row_of[node.number] = frozenset({len(rows)})
         if node.kind in _TRANSFERS and {"comm_src", "comm_dst"} <= set(node.attrs):
-            peers[len(rows)] = int(_amount(path, node, "comm_src")), int(_amount(path, node, "comm_dst"))
+            peers[len(rows)] = _peers(path, node)
         rows.append(row)
     return rows, peers
+
+
+def _peers(path: Path, node: Node) -> tuple[int, int]:
+    """The rank that sends and the rank that receives."""
+    pair = _amount(path, node, "comm_src"), _amount(path, node, "comm_dst")
+    if pair[0] == pair[1] or any(rank != int(rank) or rank >= _MOST_RANKS for rank in pair):
+        raise wrong_node(path, node, f"goes from rank {pair[0]:g} to rank {pair[1]:g}, which no transfer does")
+    return int(pair[0]), int(pair[1])
 
 
 def transfers_of(path: Path, graph: ExecutionGraph, peers: Peers) -> RankTrace | None:
@@ -165,6 +179,6 @@ def _foreign_row(path: Path, node: Node) -> OpRow:
 def _amount(path: Path, node: Node, name: str) -> float:
     """A number that a node may lack."""
     value = node.attrs.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise wrong_node(path, node, f"has {name} = {value!r}, not a number of 0 or more")
     return float(value)

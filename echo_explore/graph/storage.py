@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -167,7 +168,7 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Any], list[ExecutionGraph]]:
         header = json.loads(text)
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
         raise _damaged(path, str(error)) from error
     if _digest(text, arrays) != arrays["digest"].tobytes().decode(errors="replace"):
         raise _damaged(path, "its contents do not fit its hash")

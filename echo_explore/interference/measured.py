@@ -5,7 +5,6 @@ Columns: docs/interference.md. A table says little of a kernel (class, name, som
 """
 
 import csv
-import gzip
 import io
 import math
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from echo_explore.core import SpecError, nearest
+from echo_explore.core import SpecError, nearest, plain_bytes
 from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients
 from echo_explore.interference.contention import kernel_slowdown
 from echo_explore.interference.loads import EXPERT_CHANNELS, Chip, Floats, KernelLoads, Traffic
@@ -128,10 +127,10 @@ def read_overlaps(path: Path) -> list[MeasuredOverlap]:
     """
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8-sig")
+        text = plain_bytes(data).decode("utf-8-sig")
     except FileNotFoundError:
         raise SpecError("measured", str(path), "does not exist", "check the path") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise SpecError("measured", str(path), f"cannot be read: {error}", "give a CSV or CSV.gz file") from None
     reader = csv.DictReader(io.StringIO(text, newline=""))
     missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]

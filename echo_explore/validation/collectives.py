@@ -19,7 +19,7 @@ from echo_explore.comm.custom import custom_all_reduce_s, custom_costs, framewor
 from echo_explore.comm.libraries import BASE, library
 from echo_explore.comm.model import HierarchicalModel, make_batch
 from echo_explore.comm.paths import ClusterLinks
-from echo_explore.core import EchoError, SpecError, write_atomic
+from echo_explore.core import EchoError, SpecError, plain_bytes, write_atomic
 from echo_explore.graph.kinds import Collective, DType
 from echo_explore.specs import load_cluster
 from echo_explore.validation.collective_rows import (
@@ -214,12 +214,11 @@ def _number(text: str) -> float:
 
 
 def _read(path: Path) -> tuple[list[dict[str, str]], list[str]]:
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows, fields = list(reader), list(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, EOFError, csv.Error) as error:
+        text = plain_bytes(path.read_bytes()).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        rows, fields = list(reader), list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError("table", str(path), f"cannot be read: {error}", "give a CSV or CSV.gz file") from None
     if not fields:
         raise SpecError("table", str(path), "is empty", "give a CSV file with a header")

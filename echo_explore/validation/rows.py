@@ -6,7 +6,6 @@ decided by the small functions below, which look at the words of one column only
 
 import contextlib
 import csv
-import gzip
 import io
 import math
 import re
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from echo_explore.core import SpecError
+from echo_explore.core import SpecError, plain_bytes
 from echo_explore.specs.recipe import Attention, ExpertDispatcher, GraphScope, TrainPrecision
 from echo_explore.specs.recompute import MODULES
 from echo_explore.specs.recompute import normal_recompute as spec_form
@@ -132,10 +131,10 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+        text = plain_bytes(data).decode("utf-8-sig")
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise SpecError("file", str(path), f"cannot be read as CSV: {error}", "give a CSV or CSV.gz in UTF-8") from None
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     if not rows:

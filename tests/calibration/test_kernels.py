@@ -230,7 +230,7 @@ def test_operators_whose_shapes_do_not_fit_are_counted(tmp_path: Path, name: str
         ),
         (
             json.dumps({"traceEvents": [_operator(1, "aten::mm", [[8, 8], [8, 8]]), _kernel(1, -2.0)]}),
-            "dur = -2.0: must be microseconds above 0",
+            "dur = '-2.0': must be microseconds, finite and not negative",
         ),
         ("{}", "traceEvents = '\\(missing\\)': must be a list"),
         ("no json", "is no JSON trace"),

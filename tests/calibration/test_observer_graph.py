@@ -1,5 +1,6 @@
 """Files of ExecutionTraceObserver as graphs: one made here on the CPU, one written by hand after its format."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
     ("entries", "message"),
     [
         ([{"id": 1}], r"breaks at entry 0 of nodes \(\?\): KeyError 'attrs'"),
+        ([{**nodes()[0], "outputs": None}], r"breaks at entry 0 of nodes \(.*\): AttributeError"),
         ([*nodes(), 5], r"breaks at entry 11 of nodes \(5\)"),
         (nodes()[:2], "has 2 nodes, but no operator that does something"),
         (
@@ -115,6 +117,15 @@ def test_a_cut_file_says_where(tmp_path: Path) -> None:
     path = write(tmp_path / "et.json", nodes())
     path.write_bytes(path.read_bytes()[:400])
     with pytest.raises(SpecError, match=r"is no JSON trace: .*\(char \d+\)"):
+        read_observer_trace(path)
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "et.json", nodes())
+    data = bytearray(gzip.compress(path.read_bytes()))
+    data[len(data) // 2 : len(data) // 2 + 8] = b"\xff" * 8
+    path.write_bytes(bytes(data))
+    with pytest.raises(SpecError, match="is no JSON trace: its gzip stream is damaged or cut off"):
         read_observer_trace(path)
 
 

@@ -1,5 +1,6 @@
 """Traces of PyTorch's profiler as graphs: one made here on the CPU, one written by hand after Kineto's format."""
 
+import copy
 import gzip
 import json
 from pathlib import Path
@@ -114,6 +115,49 @@ def test_broken_and_foreign_files(tmp_path: Path, data: bytes, message: str) -> 
     with pytest.raises(SpecError, match=message) as caught:
         read_profiler_graph(path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json.gz", EVENTS)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 8] = b"\xff" * 8
+    for broken in (bytes(data), bytes(data[:60])):
+        path.write_bytes(broken)
+        with pytest.raises(SpecError, match="is no JSON trace: its gzip stream is damaged or cut off"):
+            read_profiler_graph(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ((3, "dur"), float("nan"), r"traceEvents\[3\].dur = 'nan': must be microseconds, finite and not negative"),
+        ((3, "dur"), -1.0, r"traceEvents\[3\].dur = '-1.0': must be microseconds, finite and not negative"),
+        ((3, "ts"), 1e400, r"traceEvents\[3\].ts = 'inf': must be microseconds, finite"),
+        ((3, "ts"), 10**400, r"traceEvents\[3\].ts = '1000000"),
+        ((1, "tid"), [1], r"traceEvents\[1\].tid = '\[1\]': must be text or a number"),
+        ((3, "args"), "x", r"traceEvents\[3\].args = 'x': must be a table"),
+        ((3, "args", "stream"), {}, r"traceEvents\[3\].args.stream = '{}': must be text or a number"),
+        ((5, "args", "In msg nelems"), -1, "no Collective name, dtype, In and Out msg nelems that are known"),
+    ],
+)
+def test_a_wrong_event_is_named(tmp_path: Path, place: tuple[Any, ...], value: object, message: str) -> None:
+    events = copy.deepcopy(EVENTS)
+    entry: Any = events
+    for step in place[:-1]:
+        entry = entry[step]
+    entry[place[-1]] = value
+    with pytest.raises(SpecError, match=message) as caught:
+        read_profiler_graph(write(tmp_path / "t.json", events))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("dims", [[[2**70, 64], [64, 32]], [[None, 64], [64, 32]], "128", [[2**40, 2**40], [2**40, 1]]])
+def test_an_operator_with_impossible_shapes_has_no_class(tmp_path: Path, dims: object) -> None:
+    events = copy.deepcopy(EVENTS)
+    events[1]["args"]["Input Dims"] = dims
+    graph = read_profiler_graph(write(tmp_path / "t.json", events))
+    assert graph.op_class[0] == OpClass.OTHER
+    assert graph.flop[0] == 0
 
 
 @pytest.mark.torch

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from echo_explore.core import SpecError
+from echo_explore.core.versions import GRAPH_SCHEMA
 from echo_explore.graph import (
     Axis,
     Collective,
@@ -218,3 +219,57 @@ def test_values_of_every_attribute_type() -> None:
     data = memoryview(write_node(Node(number=0, name="", kind=NodeType.COMP, attrs=attrs)))
     (message,) = messages(data)
     assert read_node(data, message).attrs == attrs
+
+
+@pytest.mark.parametrize(
+    ("attrs", "shown"),
+    [
+        ({"echo.flop": float("nan")}, "echo.flop = nan"),
+        ({"echo.bytes_read": -5.0}, r"echo.bytes_read = -5.0"),
+        ({"echo.message_bytes": float("inf")}, "echo.message_bytes = inf"),
+        ({"echo.layer": 2**40}, "echo.layer = 1099511627776"),
+        ({"echo.awaits": 7}, "echo.awaits = 7"),
+        ({"echo.forward_op": -2}, "echo.forward_op = -2"),
+        ({"echo.dims": tuple(range(40))}, r"echo.dims = \(0, 1, .*"),
+    ],
+)
+def test_a_value_that_no_column_holds_is_named(tmp_path: Path, attrs: dict[str, Value], shown: str) -> None:
+    """In a file of our own whose numbers were damaged."""
+    path = tmp_path / "x.et"
+    node = write_node(Node(number=0, name="a", kind=NodeType.COMP, attrs=attrs))
+    path.write_bytes(write_metadata("0.0.4", {"echo.schema": GRAPH_SCHEMA}) + node)
+    with pytest.raises(SpecError, match=rf"node 0 \(a\) has {shown}, which no column holds"):
+        load_chakra(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "message"),
+    [
+        (NodeType.COMP, {"num_ops": float("nan")}, "num_ops = nan, not a number of 0 or more"),
+        (NodeType.COMM_SEND, {"comm_src": 1, "comm_dst": 1}, "goes from rank 1 to rank 1, which no transfer does"),
+        (NodeType.COMM_SEND, {"comm_src": 0.5, "comm_dst": 1}, "goes from rank 0.5 to rank 1"),
+        (NodeType.COMM_RECV, {"comm_src": 2**62, "comm_dst": 1}, "goes from rank 4.6.*e.18 to rank 1"),
+        (NodeType.METADATA, {}, "has 1 nodes, all of kind METADATA"),
+    ],
+)
+def test_amounts_and_ranks_of_another_program(
+    tmp_path: Path, kind: NodeType, attrs: dict[str, Value], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_chakra(written(tmp_path / "x.et", Node(number=1, name="a", kind=kind, attrs=attrs)))
+
+
+@pytest.mark.parametrize(
+    ("tail", "message"),
+    [
+        (b"\xff" * 8 + b"\x7f", r"a message of 9223372036854775807 bytes begins, 0 are left"),
+        (b"\xff" * 12, "a number is longer than 10 bytes"),
+        (b"\x0b\x12" + b"\xff" * 8 + b"\x7f\x01", "field 2 needs 9223372036854775807 bytes, 1 are left"),
+        (b"\x02\x0b\x01", "field 1 has the unknown wire type 3"),
+    ],
+)
+def test_lengths_that_no_file_has(tmp_path: Path, tail: bytes, message: str) -> None:
+    path = tmp_path / "x.et"
+    path.write_bytes(write_metadata("0.0.4", {}) + tail)
+    with pytest.raises(SpecError, match=rf"breaks after 0 nodes: byte \d+: {message}"):
+        load_chakra(path)
