@@ -1,6 +1,7 @@
 """`echo-explore predict --script` and `--graph`: the step time of a program of one's own."""
 
 import json
+import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +71,8 @@ def transformers_job(options: JobOptions) -> TransformersJob:
     """The model of the transformers package that the options describe.
 
     Raises:
-        SpecError: an option that says nothing here, a config that is no file, other axes than tp and dp, a batch that
-            does not divide.
+        SpecError: an option that says nothing here, a config that is no file, other axes than tp, ep and dp, a batch
+            that does not divide.
     """
     for name in ("attention", "fusion", "layer_split", "placement", "routing"):
         if (value := getattr(options, name)) is not None:
@@ -82,12 +83,15 @@ def transformers_job(options: JobOptions) -> TransformersJob:
     others = {
         "pp": layout.pipeline_parallel,
         "cp": layout.context_parallel,
-        "ep": layout.expert_parallel,
         "vpp": layout.virtual_pipeline,
+        "etp": layout.expert_tensor_parallel,
     }
     for axis, degree in others.items():
         if degree > 1:
-            raise SpecError(f"layout.{axis}", degree, "is not traced for transformers", "use tp and dp")
+            raise SpecError(f"layout.{axis}", degree, "is not traced for transformers", "use tp, ep and dp")
+    if layout.sequence_parallel:
+        rule = "is not in the plans of transformers 5.24 (`enable_sequence_parallel` does nothing there)"
+        raise SpecError("layout.sp", 1, rule, "leave it out")
     if not options.model.endswith(".json"):
         raise SpecError("model", options.model, "must be a Hugging Face config.json here", "give its path")
     whole = read_json(Path(options.model))
@@ -95,7 +99,8 @@ def transformers_job(options: JobOptions) -> TransformersJob:
     if config is not whole:
         taken = f"{config['model_type']} of {whole.get('model_type')}"
         print(f"warning: config: text_config is traced ({taken}); what reads images or sound is not", file=sys.stderr)
-    size = options.num_gpus or layout.tensor_parallel * max(layout.data_parallel, 1)
+    least = math.lcm(layout.tensor_parallel, layout.expert_parallel)
+    size = options.num_gpus or (layout.tensor_parallel * layout.data_parallel or least)
     replicas = size // layout.tensor_parallel
     if layout.data_parallel not in (0, replicas):
         raise SpecError("layout.dp", layout.data_parallel, f"does not make {size} GPUs", "leave dp out")
@@ -112,6 +117,7 @@ def transformers_job(options: JobOptions) -> TransformersJob:
         config=config,
         parallelism=PARALLELISMS[options.framework],
         tensor_parallel=layout.tensor_parallel,
+        expert_parallel=layout.expert_parallel,
         world_size=size,
         num_micro_batches=options.global_batch_size // samples,
         micro_batch_size=options.micro_batch_size,

@@ -1,5 +1,6 @@
 """A process group of any size in one process: collectives are recorded, never run."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,10 +42,17 @@ def install() -> None:
 
 
 def start(rank: int, world_size: int) -> None:
-    """Be rank `rank` of `world_size`; ends the cluster that was before."""
+    """Be rank `rank` of `world_size`; ends the cluster that was before.
+
+    DTensor remembers the shapes of an operator's parts, which another rank may have otherwise.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     stop()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     _current.append((rank, world_size))
 

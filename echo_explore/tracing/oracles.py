@@ -16,7 +16,14 @@ from echo_explore.tracing.source_lines import program_frame, raised_at
 
 Value = bool | int | float
 
-KNOWN: Mapping[str, Value] = {
+
+def _balanced_exchange(frame: FrameType) -> int:
+    """Tokens that transformers' all-to-all sends to each rank of experts, and gets from each, if all get the same."""
+    pairs, ranks = frame.f_locals["expert_ids"].numel(), frame.f_locals["ep_size"]
+    return int(pairs // ranks)
+
+
+KNOWN: Mapping[str, Value | Callable[[FrameType], Value]] = {
     # Norm of the gradients, from which the clipping factor follows: any number launches the same kernels.
     "megatron/core/optimizer/clip_grads.py": 1.0,
     # Gradients are finite: the update is made.
@@ -25,6 +32,7 @@ KNOWN: Mapping[str, Value] = {
     "torch/amp/grad_scaler.py": 0.0,
     # No token is padded: masks are all ones.
     "transformers/masking_utils.py": 1,
+    "transformers/distributed/expert_parallel.py": _balanced_exchange,
     # What stages send each other once, to set up their connections.
     "torch/distributed/pipelining/schedules.py": 1,
     # Step counters of optimizers that are not fused.
@@ -32,7 +40,7 @@ KNOWN: Mapping[str, Value] = {
     # Total norm of DTensors and of lists of gradients.
     "torch/nn/utils/clip_grad.py": 1.0,
 }
-"""Ending of a file's path (a folder ends in /), and the value that it reads from the GPU."""
+"""Ending of a file's path (a folder ends in /), and the value that it reads, or a function of its frame."""
 ASK = "ECHO_ORACLES"
 """The dict of a script: `file.py:function` or `file.py:line`, and the value (of `nonzero`: the number of rows)."""
 
@@ -137,6 +145,6 @@ def _known_value(frame: FrameType | None) -> Value | None:
         file = frame.f_code.co_filename
         for place, value in KNOWN.items():
             if file.endswith(place) or (place.endswith("/") and f"/{place}" in file):
-                return value
+                return value(frame) if callable(value) else value
         frame = frame.f_back
     return None

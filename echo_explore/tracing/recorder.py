@@ -23,6 +23,12 @@ from echo_explore.tracing.row_log import RowLog
 from echo_explore.tracing.storages import watching_sizes
 
 
+def _same_wait(before: OpRow, now: OpRow) -> bool:
+    """Whether the host reads on where it has read, and nothing was launched since."""
+    fields = ("kind", "name", "source", "phase", "awaits")
+    return all(getattr(before, field) == getattr(now, field) for field in fields)
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records; enter it inside a FakeTensorMode.
 
@@ -382,6 +388,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flush()
         row = self._row_here(what, OpKind.HOST_SYNC)
         row.awaits = after
+        if after < 0 and self.rows and _same_wait(self.rows[-1], row):  # an element of a list that has come
+            return
         where = {"module": row.module, "phase": row.phase.name, "source": row.source}
         self.host_syncs.append({"what": what, **where, "assumed": value})
         self._log.append(row)

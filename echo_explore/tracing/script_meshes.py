@@ -12,7 +12,7 @@ AXIS_NAMES = {
     Axis.CONTEXT: ("cp", "context"),
     Axis.EXPERT: ("ep", "expert"),
     Axis.PIPELINE: ("pp", "pipeline", "stage"),
-    Axis.DATA: ("dp", "ddp", "fsdp", "data", "dp_shard", "dp_replicate", "replicate", "shard"),
+    Axis.DATA: ("dp", "ddp", "fsdp", "data", "dp_shard", "dp_replicate", "replicate", "shard", "efsdp"),
 }
 """Names of mesh dimensions, and the axis that each means; others, and groups without a mesh, have none."""
 _MAKE = "init_device_mesh"

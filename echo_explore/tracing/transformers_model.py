@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from echo_explore.core import MissingExtra, TraceError
-from echo_explore.tracing.transformers_request import TransformersJob
+from echo_explore.tracing.transformers_parallel import Meshes, meshes_of, split
+from echo_explore.tracing.transformers_request import EXPERT_COUNTS, TransformersJob
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _MASKED = ("albert", "bert", "distilbert", "electra", "roberta")
@@ -22,15 +23,18 @@ def build_step(job: TransformersJob) -> tuple[Callable[[], None], nn.Module]:
         MissingExtra: transformers is not installed.
         TraceError: the family is not known to it, or has no plan for what is asked.
     """
-    mesh = _mesh(job)
+    meshes = meshes_of(job)
     model = _model(job)
+    layers = layers_of(model)
+    experts: list[nn.Module] = []
+    if job.tensor_parallel * job.expert_parallel > 1:
+        experts = split(model, meshes, job, layers)
     if job.recompute == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if job.tensor_parallel > 1:
-        _split_tensors(model, mesh["tp"])
     model.train()
-    wrapped = _sharded(model, mesh, job) if job.parallelism == "fsdp2" else _replicated(model)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=job.tensor_parallel == 1)
+    wrapped = _sharded(model, meshes, experts, job) if job.parallelism == "fsdp2" else _replicated(model)
+    groups = [{"params": group} for group in _by_mesh(list(model.parameters()))]  # a kernel takes arrays of one mesh
+    optimizer = torch.optim.AdamW(groups, fused=True)
     tokens = torch.zeros(job.micro_batch_size, job.sequence_length, dtype=torch.int64, device="cuda")
 
     def step() -> None:
@@ -44,16 +48,21 @@ def build_step(job: TransformersJob) -> tuple[Callable[[], None], nn.Module]:
     return step, model
 
 
+def _by_mesh(tensors: list[Any]) -> list[list[Any]]:
+    """Parameters that lie on the same device mesh, as split layers, experts and the rest do."""
+    groups: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
+
+
 def _clip(model: nn.Module) -> None:
-    """Clip gradients by their norm over all meshes: the split layers lie on another one than the rest."""
-    meshes: dict[Any, list[Any]] = {}
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            meshes.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
-    norms = [nn.utils.get_total_norm([p.grad for p in group]) for group in meshes.values()]
+    """Clip gradients by their norm over all meshes."""
+    groups = _by_mesh([parameter for parameter in model.parameters() if parameter.grad is not None])
+    norms = [nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
     norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     total = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-    for group in meshes.values():
+    for group in groups:
         nn.utils.clip_grads_with_norm_(group, 1.0, total)
 
 
@@ -71,7 +80,7 @@ def _model(job: TransformersJob) -> Any:
             f"config: model_type = {family!r}: transformers does not know it; fix: check the config"
         ) from None
     config.use_cache = False
-    experts = max(int(getattr(config, name, 0) or 0) for name in ("num_local_experts", "num_experts"))
+    experts = max(int(getattr(config, name, 0) or 0) for name in EXPERT_COUNTS)
     if experts > 1 and job.parallelism == "ddp" and job.precision != "fp32":
         raise TraceError(
             "framework: grouped products of experts take bf16 weights, which autocast does not give them; "
@@ -93,59 +102,25 @@ def _made(make: Any, config: Any, attention: str) -> Any:
         return make.from_config(config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False)
 
 
-def _mesh(job: TransformersJob) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    shape = (job.world_size // job.tensor_parallel, job.tensor_parallel)
-    if job.tensor_parallel == 1:
-        return init_device_mesh("cuda", (job.world_size,), mesh_dim_names=("dp",))
-    return init_device_mesh("cuda", shape, mesh_dim_names=("dp", "tp"))
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The transformer layers: the longest list of modules."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
-
-
-def _split_tensors(model: Any, mesh: Any) -> None:
-    """DTensor's column- and row-wise layers, as the model's own plan names them."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    styles: dict[str, Callable[[], Any]] = {
-        "colwise": ColwiseParallel,
-        "rowwise": RowwiseParallel,
-        "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+def layers_of(model: nn.Module) -> str:
+    """Name of the transformer layers: the longest list of modules."""
+    lists: dict[str, int] = {
+        name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
     }
-    prefix = model.base_model_prefix
-    named = dict(getattr(model.config, "base_model_tp_plan", None) or {})
-    modules = dict(model.named_modules())
-    plan: dict[str, Any] = {}
-    for pattern, style in named.items():
-        names = [name for name in modules if _matches(name, f"{prefix}.{pattern}")]
-        if names and style not in styles:
-            raise TraceError(
-                f"layout.tp: the plan of {model.config.model_type} splits {pattern} by {style!r}, not by DTensor; "
-                "fix: use tp=1"
-            )
-        plan |= {name: styles[style]() for name in names}
-    if not plan:
-        raise TraceError(f"layout.tp: transformers has no plan for {model.config.model_type}; fix: use tp=1")
-    parallelize_module(model, mesh, plan)
+    return max(lists, key=lambda name: lists[name])
 
 
-def _matches(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(w in ("*", p) for p, w in zip(parts, wanted, strict=True))
-
-
-def _sharded(model: Any, mesh: Any, job: TransformersJob) -> Any:
+def _sharded(model: Any, meshes: Meshes, experts: list[nn.Module], job: TransformersJob) -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    over = mesh["dp"] if job.tensor_parallel > 1 else mesh
+    over = meshes.dense["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES[job.precision], reduce_dtype=torch.float32)
-    for layer in layers_of(model):
+    for module in experts:  # a unit of their own over the ranks that hold the same ones, as transformers makes it
+        unit: Any = fully_shard(module, mesh=meshes.experts["efsdp"], mp_policy=policy)
+        unit.set_gradient_divide_factor(float(over.size()))
+        if meshes.experts["efsdp"].size() > 1:
+            unit.set_force_sum_reduction_for_comms(True)
+    for layer in model.get_submodule(layers_of(model)):
         fully_shard(layer, mesh=over, mp_policy=policy)
     return fully_shard(model, mesh=over, mp_policy=policy)
 

@@ -9,6 +9,9 @@ from echo_explore.core import SpecError
 PARALLELISMS = {"transformers-fsdp2": "fsdp2", "transformers-ddp": "ddp"}
 """Names of `--framework`, and what wraps the model."""
 
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys of a config that say how many experts a layer has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersJob:
@@ -18,6 +21,7 @@ class TransformersJob:
         config: keys of its `config.json`.
         parallelism: `fsdp2` (bf16 over fp32 shards) or `ddp` (autocast).
         tensor_parallel: ranks of DTensor's plan, which the config's class names; 1: none.
+        expert_parallel: ranks that hold the experts, of all GPUs.
         recompute: `none` or `full` (`torch.utils.checkpoint` around each layer).
         precision: bf16, fp16 or fp32.
     """
@@ -25,6 +29,7 @@ class TransformersJob:
     config: Mapping[str, Any]
     parallelism: str
     tensor_parallel: int
+    expert_parallel: int = 1
     world_size: int
     num_micro_batches: int
     micro_batch_size: int
@@ -49,8 +54,10 @@ class TransformersJob:
             raise SpecError(
                 "layout.tp", self.tensor_parallel, f"must divide the {self.world_size} GPUs", "change tp or --num-gpus"
             )
-        if self.parallelism == "ddp" and self.tensor_parallel > 1:
-            raise SpecError("layout.tp", self.tensor_parallel, "is not combined with ddp", "use transformers-fsdp2")
+        for axis, degree in (("tp", self.tensor_parallel), ("ep", self.expert_parallel)):
+            if self.parallelism == "ddp" and degree > 1:
+                raise SpecError(f"layout.{axis}", degree, "is not combined with ddp", "use transformers-fsdp2")
+        self._check_experts()
         if self.recompute not in ("none", "full"):
             raise SpecError("recompute", self.recompute, "is not what transformers can do", "use none or full")
         if self.precision not in ("bf16", "fp16", "fp32"):
@@ -58,6 +65,26 @@ class TransformersJob:
         for name in ("num_micro_batches", "micro_batch_size", "sequence_length"):
             if getattr(self, name) < 1:
                 raise SpecError(name, getattr(self, name), "must be 1 or more", "correct it")
+
+    def _check_experts(self) -> None:
+        """DistributedConfig of transformers 5.24 makes groups of experts of whole tensor-parallel groups."""
+        ranks, tensor, world = self.expert_parallel, self.tensor_parallel, self.world_size
+        if ranks == 1:
+            return
+        for wrong, rule in (
+            (ranks % tensor > 0, f"must be a multiple of tp = {tensor}"),
+            (world % ranks > 0, f"must divide the {world} GPUs"),
+        ):
+            if wrong:
+                raise SpecError("layout.ep", ranks, rule, "change ep")
+        experts = max(int(self.config.get(name) or 0) for name in EXPERT_COUNTS)
+        if experts and experts % ranks:
+            raise SpecError("layout.ep", ranks, f"must divide the {experts} experts of the config", "use a divisor")
+        chosen = self.config.get("num_experts_per_tok")
+        pairs = self.micro_batch_size * self.sequence_length * (chosen if isinstance(chosen, int) else 1) // tensor
+        if pairs % ranks:
+            rule = f"must divide the {pairs} choices of a rank's tokens, which balanced routing shares out"
+            raise SpecError("layout.ep", ranks, rule, "change ep or the batch")
 
     def to_json(self) -> dict[str, Any]:
         """A plain JSON value; `TransformersJob(**value)` makes it again."""

@@ -36,14 +36,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def step(service: TraceService, family: str, parallelism: str = "fsdp2", **changes: Any) -> RankTrace:
+def step(
+    service: TraceService, family: str, parallelism: str = "fsdp2", *, rank: int | None = None, **changes: Any
+) -> RankTrace:
     values: dict[str, Any] = {
         "config": CONFIGS[family], "parallelism": parallelism, "tensor_parallel": 1, "world_size": 4,
         "num_micro_batches": 1, "micro_batch_size": 2, "sequence_length": LENGTH, "recompute": "none",
         "precision": "bf16",
     }  # fmt: skip
     job = TransformersJob(**values | changes)
-    return service.transformers_step(job, rank=job.world_size - 1)
+    return service.transformers_step(job, rank=job.world_size - 1 if rank is None else rank)
 
 
 def attention_flop(family: str) -> float:
@@ -139,21 +141,92 @@ def test_ddp_reduces_once_a_step(service: TraceService) -> None:
         assert reduced == 4 * count_parameters(model_from_dict(CONFIGS["gpt2"], name="gpt2")).total
 
 
-def test_a_dtensor_plan_reduces_behind_rows_and_before_columns(service: TraceService) -> None:
-    graph = step(service, "llama", tensor_parallel=2).graph
-    tensor = (graph.axis == Axis.TENSOR) & (graph.collective == Collective.ALL_REDUCE) & (graph.message_bytes > 1e4)
-    assert (tensor & (graph.phase == Phase.FORWARD)).sum() == 2 * LAYERS
-    assert (tensor & (graph.phase == Phase.BACKWARD)).sum() == 5 * LAYERS
-    assert set(graph.message_bytes[tensor].tolist()) == {2.0 * 2 * LENGTH * HIDDEN}
-    whole = step(service, "llama").graph.flop
-    head = 6.0 * 2 * LENGTH * HIDDEN * WORDS
-    assert graph.flop.sum() - head == pytest.approx((whole.sum() - head) / 2, rel=1e-3)
+NORMS = {"llama": 2 * LAYERS + 1, "mixtral": 2 * LAYERS + 1, "qwen3_moe": 2 * LAYERS + 1}
+ROUTED = {"mixtral": (8, 2, 3 * HIDDEN * 1408), "qwen3_moe": (16, 4, 3 * HIDDEN * 192)}
+"""Experts of a layer, those that a token visits, and the parameters of one."""
+# Calls of matrices in columns in a layer, whose input gradients are summed apart; experts take their input once.
+COLUMNS = {"llama": 5, "mixtral": 3, "qwen3_moe": 3, "gpt2": 2, "bert": 4}
 
 
-def test_the_pieces_lie_on_their_groups(service: TraceService) -> None:
-    trace = step(service, "llama", tensor_parallel=2)
-    rows = np.flatnonzero(trace.graph.axis == Axis.TENSOR)
-    assert {trace.groups[trace.group_of_row[row]] for row in rows} == {(2, 3)}
+def whole_on_every_rank(family: str) -> int:
+    """Parameters that tensor parallelism does not split: norms, positions, biases behind a sum, routers, transforms."""
+    if family == "gpt2":  # norms with a bias; two biases of rows a layer
+        return 2 * HIDDEN * (2 * LAYERS + 1) + 512 * HIDDEN + 2 * HIDDEN * LAYERS
+    if family == "bert":  # also the types of tokens, and the transform and the norm before the head
+        norms, places = 2 * HIDDEN * (2 * LAYERS + 2), (512 + 2) * HIDDEN
+        return norms + places + 2 * HIDDEN * LAYERS + HIDDEN**2 + HIDDEN
+    norms, router = (2 * LAYERS + 1) * HIDDEN, ROUTED[family][0] * HIDDEN * LAYERS if family in ROUTED else 0
+    return norms + router + (2 * LAYERS * 64 if family == "qwen3_moe" else 0)
+
+
+def all_parameters(family: str) -> int:
+    if family != "bert":
+        return count_parameters(model_from_dict(CONFIGS[family], name=family)).total
+    layer = 4 * (HIDDEN**2 + HIDDEN) + 2 * HIDDEN * 1408 + 1408 + HIDDEN + 4 * HIDDEN
+    return LAYERS * layer + (WORDS + 512 + 2) * HIDDEN + 2 * HIDDEN + HIDDEN**2 + 3 * HIDDEN + WORDS
+
+
+SPLITS = [
+    ("llama", 2, 1), ("mixtral", 2, 1), ("qwen3_moe", 2, 1), ("gpt2", 2, 1), ("bert", 2, 1), ("llama", 4, 1),
+    ("mixtral", 1, 2), ("mixtral", 2, 2), ("qwen3_moe", 2, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "tensor", "experts"), SPLITS, ids=[f"{f}-tp{t}-ep{e}" for f, t, e in SPLITS])
+def test_split_models_have_the_closed_form(service: TraceService, family: str, tensor: int, experts: int) -> None:
+    """On 4 GPUs: FLOP, parameters and every collective of a micro-batch."""
+    trace = step(service, family, tensor_parallel=tensor, expert_parallel=experts)
+    graph, tokens = trace.graph, 2 * LENGTH
+    # FLOP: everything is split but routers and BERT's transform before the head; choices are shared out evenly.
+    head = {"bert": HIDDEN**2}.get(family, 0)
+    alone = 6.0 * tokens * (LAYERS * ROUTED[family][0] * HIDDEN if family in ROUTED else head)
+    whole = product_flop(family) + attention_flop(family)
+    assert graph.flop.sum() == pytest.approx((whole - alone) / tensor + alone, rel=1e-3)
+    # Parameters that this rank updates: the rest is sharded over the ranks of the same part.
+    routed = LAYERS * ROUTED[family][0] * ROUTED[family][2] if experts > 1 else 0
+    same = whole_on_every_rank(family)
+    split = all_parameters(family) - same - routed
+    updated = graph.dims[graph.op_class == OpClass.OPTIMIZER, 0].sum()
+    assert updated == split / 4 + same * tensor / 4 + routed / 4
+
+    def sent(kind: Collective, axis: Axis, phase: Phase) -> list[float]:
+        rows = (graph.collective == kind) & (graph.axis == axis) & (graph.phase == phase) & (graph.message_bytes > 1e3)
+        return sorted(graph.message_bytes[rows].tolist())
+
+    states, logits, pairs = 2.0 * tokens * HIDDEN, 2.0 * tokens * WORDS, ROUTED.get(family, (0, 0))[1]
+    if tensor > 1:
+        dispatched = LAYERS if experts > 1 else 0
+        summed = [states] * (1 + 2 * LAYERS - dispatched)
+        assert sent(Collective.ALL_REDUCE, Axis.TENSOR, Phase.FORWARD) == summed
+        gathered = sorted([states] * dispatched + [logits])
+        assert sent(Collective.ALL_GATHER, Axis.TENSOR, Phase.FORWARD) == gathered
+        choices = (2.0 if family == "qwen3_moe" else 4.0) * tokens * pairs  # weights; Mixtral's stay in fp32
+        weights = [choices] * LAYERS if family in ROUTED and experts == 1 else []
+        columns = COLUMNS[family] * LAYERS + 1 + (LAYERS if weights else 0)
+        assert sent(Collective.ALL_REDUCE, Axis.TENSOR, Phase.BACKWARD) == sorted(weights + [states] * columns)
+    if experts > 1:
+        carried = [2.0 * tokens // tensor * pairs * HIDDEN] * 2 * LAYERS
+        assert sent(Collective.ALL_TO_ALL, Axis.EXPERT, Phase.FORWARD) == carried
+        assert sent(Collective.ALL_TO_ALL, Axis.EXPERT, Phase.BACKWARD) == carried
+        counted = (graph.collective == Collective.ALL_TO_ALL) & (graph.message_bytes == 8 * ROUTED[family][0])
+        assert counted.sum() == LAYERS
+        waits = [o for o in trace.oracles if "expert_parallel" in o["source"]]
+        assert [o["assumed"] for o in waits] == [tokens * pairs // tensor // experts] * LAYERS
+    rows = np.flatnonzero(graph.is_collective)
+    groups = {(int(graph.axis[row]), trace.groups[trace.group_of_row[row]]) for row in rows}
+    dense = {(2, 3) if tensor == 2 else (0, 1, 2, 3)}
+    assert {g for axis, g in groups if axis == Axis.TENSOR} == (dense if tensor > 1 else set())
+    assert {g for axis, g in groups if axis == Axis.EXPERT} <= {(2, 3), (0, 1, 2, 3)}
+    reduced = graph.message_bytes[graph.collective == Collective.REDUCE_SCATTER].sum() / 4
+    copies = tensor < 4 and (experts < 4) * routed / experts
+    dense_bytes = (split / tensor + same) if tensor < 4 else 0
+    assert reduced == pytest.approx(dense_bytes + copies, rel=1e-2)  # padded to the ranks
+
+
+def test_a_vocabulary_that_does_not_divide_is_split_unevenly(service: TraceService) -> None:
+    changes: dict[str, Any] = {"config": CONFIGS["gpt2"] | {"vocab_size": WORDS + 1}, "tensor_parallel": 2}
+    first, second = (step(service, "gpt2", rank=rank, **changes).graph.flop.sum() for rank in (2, 3))
+    assert first - second == pytest.approx(6.0 * 2 * LENGTH * HIDDEN)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +234,19 @@ def test_the_pieces_lie_on_their_groups(service: TraceService) -> None:
     [
         ({"tensor_parallel": 3}, "layout.tp = 3: must divide the 4 GPUs"),
         ({"tensor_parallel": 2, "parallelism": "ddp"}, "is not combined with ddp"),
+        ({"expert_parallel": 2, "parallelism": "ddp"}, "layout.ep = 2: is not combined with ddp"),
+        ({"expert_parallel": 2, "tensor_parallel": 4}, "layout.ep = 2: must be a multiple of tp = 4"),
+        ({"expert_parallel": 3}, "layout.ep = 3: must divide the 4 GPUs"),
+        ({"expert_parallel": 4, "config": CONFIGS["mixtral"] | {"num_local_experts": 6}}, "divide the 6 experts"),
+        (
+            {
+                "expert_parallel": 4,
+                "config": CONFIGS["mixtral"] | {"num_experts_per_tok": 1},
+                "micro_batch_size": 1,
+                "sequence_length": 6,
+            },
+            "must divide the 6 choices",
+        ),
         ({"recompute": "selective"}, "recompute = 'selective'"),
         ({"precision": "fp8"}, "precision = 'fp8'"),
         ({"config": {}}, "model_type"),
@@ -174,8 +260,18 @@ def test_what_cannot_be_run_is_refused(service: TraceService, changes: dict[str,
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("gpt2", {"tensor_parallel": 2}, "transformers has no plan for gpt2"),
-        ("mixtral", {"tensor_parallel": 2}, "not by DTensor"),
+        ("bert", {"tensor_parallel": 2, "config": CONFIGS["bert"] | {"model_type": "roberta"}}, "has no `tp_plan`"),
+        ("llama", {"expert_parallel": 2}, "layout.ep: transformers refuses it for llama: .* has no `ep_plan`"),
+        (
+            "llama",
+            {"tensor_parallel": 4, "config": BASE | {"model_type": "llama", "num_key_value_heads": 2}},
+            "layout.tp = 4: must divide num_key_value_heads = 2",
+        ),
+        (
+            "gpt2",
+            {"tensor_parallel": 4, "config": CONFIGS["gpt2"] | {"n_head": 2}},
+            "layout.tp = 4: must divide num_attention_heads = 2",
+        ),
         ("mixtral", {"parallelism": "ddp"}, "use transformers-fsdp2"),
         ("llama", {"config": {"model_type": "no-such-family"}}, "transformers does not know it"),
     ],
