@@ -175,7 +175,7 @@ def graph_timeline(
         rule = "the ranks of a traced program are one class"
         fix = "leave numbers of replicas, broken_link and mixed_gpu out"
         raise SpecError("what-if", f"{len(options.what_if.disturbed)} sets of replicas", rule, fix)
-    job = _job(timed, stack, trace.world_size, host_factor=options.what_if.host_factor)
+    job = _job(timed, stack.on_host(cluster.node), trace.world_size, host_factor=options.what_if.host_factor)
     step = simulate_step(
         held_back(job, options.what_if),
         interference=Scaled(pairing, options.what_if.interference_factor),

@@ -77,7 +77,7 @@ class JobBuilder:
     def job(self) -> PipelineJob:
         """The job: one rank class a stage."""
         candidate = self._candidate
-        layout, recipe, stack = candidate.layout, candidate.recipe, candidate.stack
+        layout, recipe, stack = candidate.layout, candidate.recipe, candidate.stack_on_host
         stages = tuple(self._stage(stage, stage_chunks(candidate, stage)) for stage in range(layout.pipeline_parallel))
         host_factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
         return PipelineJob(
@@ -120,7 +120,7 @@ class JobBuilder:
         )
 
     def _epilogue(self, facts: EpilogueFacts) -> TimedGraph:
-        call_s = self._candidate.stack.host_call_s * self._what_if.host_factor
+        call_s = self._candidate.stack_on_host.host_call_s * self._what_if.host_factor
         graph = epilogue_graph(facts)
         return self._pricer.price(graph, known_s=muon_seconds(graph, facts.muon, self._pricer, call_s=call_s))
 

@@ -47,7 +47,7 @@ class NativeJobBuilder:
     @cached_property
     def job(self) -> PipelineJob:
         """The job: all ranks are one class."""
-        candidate, stack = self._candidate, self._candidate.stack
+        candidate, stack = self._candidate, self._candidate.stack_on_host
         sharded = stack.fully_sharded
         shard = -(-self._num_elements // candidate.num_shards)
         kept_s = kept_host_s(self._tensors, self._slices) if self._slices is not None else 0.0
@@ -175,7 +175,7 @@ class NativeJobBuilder:
 
     @cached_property
     def _slices(self) -> SliceCalls | None:
-        candidate, stack = self._candidate, self._candidate.stack
+        candidate, stack = self._candidate, self._candidate.stack_on_host
         spec = stack.sharding.slices
         if not stack.fully_sharded or spec is None or candidate.num_shards == 1:
             return None

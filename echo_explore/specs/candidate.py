@@ -51,6 +51,11 @@ class Candidate:
         return self.layout.num_gpus
 
     @property
+    def stack_on_host(self) -> StackProfile:
+        """The stack profile with host times of the cluster's hosts."""
+        return self.stack.on_host(self.cluster.node)
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches that one replica runs in a step."""
         return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.layout.data_parallel)

@@ -84,6 +84,9 @@ class NodeSpec(StrictModel):
         nic_bandwidth_bytes_per_s: of one card, one direction.
         pcie_bandwidth_bytes_per_s: of one GPU to its host or card, one direction; also of a PCIe switch's uplink.
         host_bandwidth_bytes_per_s: of one GPU to the memory of its host, one direction; 0: that of PCIe.
+        host_operator_factor: time of an operator of PyTorch on this host, dispatch and launch, over that on the x86-64
+            hosts of 2023 that stack profiles were measured on.
+        host_module_factor: the same of a module of Transformer Engine, most of it Python.
         gpus_per_pcie_switch: GPUs that share a PCIe switch and its uplink; 0: as many as there are GPUs to a card.
         nic_place: cards lie under the GPUs' PCIe switches, or at the root complex, behind the uplinks.
     """
@@ -98,6 +101,8 @@ class NodeSpec(StrictModel):
     nic_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="nic_bandwidth")
     pcie_bandwidth_bytes_per_s: BytesPerSecond = Field(alias="pcie_bandwidth")
     host_bandwidth_bytes_per_s: BytesPerSecond = Field(default=0.0, alias="host_bandwidth")
+    host_operator_factor: float = Field(default=1.0, gt=0, le=LARGEST)
+    host_module_factor: float = Field(default=1.0, gt=0, le=LARGEST)
     gpus_per_pcie_switch: int = Field(default=0, ge=0)
     nic_place: Literal["switch", "root"] = "switch"
 

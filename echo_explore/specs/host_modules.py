@@ -24,9 +24,17 @@ class ModuleHostSpec(StrictModel):
     attention_s: Seconds = Field(default=0.0, alias="attention")
     attention_backward_s: Seconds = Field(default=0.0, alias="attention_backward")
 
+    def times(self, factor: float) -> "ModuleHostSpec":
+        """All of them times a factor."""
+        return self.model_copy(update={name: value * factor for name, value in self})
+
 
 class HostModulesSpec(StrictModel):
     """By the data type of products: `wide` of 16 bits and more, `narrow` of less."""
 
     wide: ModuleHostSpec = Field(default_factory=ModuleHostSpec)
     narrow: ModuleHostSpec = Field(default_factory=ModuleHostSpec)
+
+    def times(self, factor: float) -> "HostModulesSpec":
+        """All of them times a factor."""
+        return HostModulesSpec(wide=self.wide.times(factor), narrow=self.narrow.times(factor))

@@ -200,6 +200,7 @@ def _gpt_oss(keys: _Keys) -> dict[str, Any]:
         "activation_func_clamp_value": float(limit) if type(limit) is int else limit,
         "glu_linear_offset": 1.0,  # transformers 5.24 (2026), modeling_gpt_oss.py: (up + 1) * glu
         "position_embedding": "rope",
+        "yarn_scaling_factor": _yarn_factor(keys),
         "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
         "linear_bias": True,
         "moe": {
@@ -209,6 +210,20 @@ def _gpt_oss(keys: _Keys) -> dict[str, Any]:
             "balancing_loss": "batch" if keys.flag("output_router_logits", default=False) else "none",
         },
     }
+
+
+def _yarn_factor(keys: _Keys) -> float:
+    """By which YaRN stretches positions; 1.0 where another way or none does (transformers 5 calls them parameters)."""
+    key = "rope_parameters" if keys.get("rope_parameters") else "rope_scaling"
+    scaling = keys.get(key, {})
+    if not isinstance(scaling, dict):
+        raise keys.refuse(key, str(scaling), "is no object")
+    factor = scaling.get("factor", 1.0)
+    if scaling.get("rope_type") != "yarn":
+        return 1.0
+    if type(factor) not in (int, float):
+        raise keys.refuse(f"{key}.factor", str(factor), "is no number")
+    return float(factor)
 
 
 def _qwen3_moe(keys: _Keys) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class ModelSpec(StrictModel):
         linear_bias: linear layers have biases, of experts and routers too.
         qkv_bias: query, key and value projections have biases even if linear_bias is false.
         qk_norm: norms on queries and keys, each of head_dim.
+        yarn_scaling_factor: by which YaRN stretches rotary positions (arXiv 2309.00071); 1: it does not. Megatron's
+            fused rotary kernel does not take the temperature that goes with it, so it turns heads operator by operator.
         multi_token_prediction_layers: extra prediction layers (DeepSeek-V3).
     """
 
@@ -118,6 +120,7 @@ class ModelSpec(StrictModel):
     activation_func_clamp_value: float = Field(default=0.0, ge=0, le=LARGEST)
     glu_linear_offset: float = Field(default=0.0, ge=0, le=LARGEST)
     position_embedding: Literal["learned", "rope", "alibi", "none"] = "learned"
+    yarn_scaling_factor: float = Field(default=1.0, ge=1, le=LARGEST)
     tied_embeddings: bool = True
     linear_bias: bool = True
     qkv_bias: bool = False

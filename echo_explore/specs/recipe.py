@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from echo_explore.core import SpecError
 from echo_explore.specs.base import LARGEST, Bytes, FloatTuple, Seconds, StrictModel, StringTuple
+from echo_explore.specs.cluster import NodeSpec
 from echo_explore.specs.host_modules import HostModulesSpec
 from echo_explore.specs.recompute import Recompute
 from echo_explore.specs.sharding import BucketSpec, ShardingSpec
@@ -269,6 +270,20 @@ class StackProfile(StrictModel):
         if precision == "fp32" or (self.gradient_dtype == "fp16" and precision != "fp16"):
             return "fp32"
         return self.gradient_dtype
+
+    def on_host(self, node: NodeSpec) -> "StackProfile":
+        """The profile with the times that operators and modules take on the host of `node`.
+
+        What a host does once a step, and the optimizer's part of each parameter, stay as they are.
+        """
+        if node.host_operator_factor == node.host_module_factor == 1.0:
+            return self
+        update = {
+            "host_call_s": self.host_call_s * node.host_operator_factor,
+            "host_backward_call_s": self.host_backward_call_s * node.host_operator_factor,
+            "host_modules": self.host_modules.times(node.host_module_factor),
+        }
+        return self.model_copy(update=update)
 
     @property
     def fully_sharded(self) -> bool:

@@ -74,6 +74,16 @@ def _experts(request: TraceRequest, kinds: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _fuses_rope(request: TraceRequest) -> bool:
+    """Whether one kernel turns queries: not under YaRN, whose temperature 0.1 log(factor) + 1 the fused kernel has no
+    place for; Megatron then falls back to operators (megatron-core 0.16.1, rope_utils.py, apply_rotary_pos_emb). MLA's
+    kernels take it.
+    """  # noqa: D205
+    model = request.model
+    stretched = model.yarn_scaling_factor > 1.0 and model.mla is None
+    return request.fusion != "eager" and model.position_embedding == "rope" and not stretched
+
+
 def _latent(model: ModelSpec) -> dict[str, Any]:
     """Multi-latent attention; YaRN's angles are made once, and its fused kernels are those of production jobs."""
     mla = model.mla
@@ -154,7 +164,7 @@ def config_of(request: TraceRequest, kinds: Sequence[str], degrees: Degrees, sch
         "masked_softmax_fusion": fused,
         # Megatron's experts with biases refuse it (0.16.1, TEGroupedMLP.__init__).
         "bias_dropout_fusion": fused and not (model.moe is not None and model.linear_bias),
-        "apply_rope_fusion": request.fusion != "eager" and model.position_embedding == "rope",
+        "apply_rope_fusion": _fuses_rope(request),
         # Megatron's fused cross entropy casts its gradient to bf16, so only bf16 jobs can use it.
         "cross_entropy_loss_fusion": fused and dtype is torch.bfloat16,
         "persist_layer_norm": False,

@@ -123,6 +123,8 @@ def build_chunks(
         elif request.keeps_gathered_inputs:
             keep_gathered_inputs(chunk)
         _take_half_precision(chunk, config)
+        if request.pads_experts:
+            _pad_experts(chunk)
         chunks.append(chunk.cuda())
     return chunks
 
@@ -151,6 +153,15 @@ def _take_half_precision(chunk: Any, config: Any) -> None:
         if isinstance(module, GroupedMLP):
             module.config = copy.copy(config)
             module.config.bf16 = True
+
+
+def _pad_experts(chunk: Any) -> None:
+    """Let experts fill up their rows for products in 8 and 4 bits, as Transformer Engine's do."""
+    from megatron.core.transformer.moe.experts import GroupedMLP, TEGroupedMLP
+
+    for module in chunk.modules():
+        if isinstance(module, (GroupedMLP, TEGroupedMLP)):
+            expert_ops.with_padding(module)
 
 
 def _add_embedding_norm(embedding: Any, config: Any) -> None:

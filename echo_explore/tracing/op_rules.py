@@ -353,6 +353,7 @@ RULES: dict[str, Rule] = {
     "echo.moe_unpermute": _permutation,
     "echo.moe_unpermute_backward": _permutation,
     "echo.moe_sort_chunks": _permutation,
+    "echo.moe_pad": _permutation,
     "echo.general_gemm": _general_gemm,
     "aten.mm": _mm,
     "aten.addmm": _mm,

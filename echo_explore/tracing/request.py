@@ -23,6 +23,7 @@ class TraceRequest:
         expert_dispatcher, expert_capacity_factor, pad_expert_input, expert_load, overlap_shared_experts: see
             TrainingRecipe.
         fused_router: see StackProfile.
+        pads_experts: experts copy their tokens to rows of 16 or 32 each, for products in 8 and 4 bits.
         fp8_scales: see StackProfile; `known` where nothing is in fp8.
         fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
     """
@@ -55,6 +56,7 @@ class TraceRequest:
     expert_load: tuple[float, ...] = ()
     overlap_shared_experts: bool = False
     fused_router: bool = False
+    pads_experts: bool = False
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON value of the request, the key's content."""
@@ -62,6 +64,8 @@ class TraceRequest:
         model["layer_kinds"] = sorted(set(self.model.layer_kinds))
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
         request["recompute"] = traced_form(self.recompute)
+        _leave_out(request, {"pads_experts": False})
+        _leave_out(model, {"yarn_scaling_factor": 1.0})
         return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +77,13 @@ class TraceRequest:
     def key(self, framework_versions: dict[str, str]) -> str:
         """The trace key under the given versions of torch and framework."""
         return content_hash([self.canonical(), framework_versions], num_hex=32)
+
+
+def _leave_out(values: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Take out fields younger than TRACER_VERSION where they say nothing, so that traces made before them are found."""
+    for name, default in defaults.items():
+        if values[name] == default:
+            del values[name]
 
 
 def request_from_json(value: dict[str, Any]) -> TraceRequest:
@@ -201,4 +212,20 @@ def _experts_of(candidate: Candidate) -> dict[str, Any]:
         "overlap_shared_experts": bool(recipe.overlap_shared_experts)
         and candidate.model.moe.shared_ffn_hidden_size > 0,
         "fused_router": candidate.stack.fused_router and recipe.fusion == "fused",
+        "pads_experts": _pads_experts(candidate),
     }
+
+
+def _pads_experts(candidate: Candidate) -> bool:
+    """Whether experts copy their tokens to filled-up rows.
+
+    Megatron's do in 8 and 4 bits unless the router fills them up (megatron-core 0.16.1, TEGroupedMLP.forward;
+    moe_router_padding_for_quantization is off by default, and Megatron-Bridge's performance recipes of 2025 and 2026
+    for Qwen3, DeepSeek-V3 and Kimi K2 leave it so); HybridEP's permutation makes full rows (token_dispatcher.py,
+    pad_multiple), a capacity equal ones.
+    """
+    recipe = candidate.recipe
+    is_narrow = recipe.precision in ("fp8", "mxfp8", "nvfp4")
+    exchanged = candidate.layout.expert_gpus > 1
+    fills = recipe.pad_expert_input or (recipe.expert_dispatcher == "hybridep" and exchanged)
+    return is_narrow and not fills and candidate.stack.framework == "megatron" and candidate.stack.experts_apart

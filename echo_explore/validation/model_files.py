@@ -1,7 +1,7 @@
 """What a measured row's columns do not say of a model that has a file of its own.
 
 A row whose name, but for case and punctuation, and whose dimensions are those of a model file takes from it what no
-column says: biases, sinks, and which gate the activation has.
+column says: biases, norms of queries and keys, stretched positions, sinks, and which gate the activation has.
 """
 
 import re
@@ -16,7 +16,8 @@ DIMENSIONS = (
 EXPERT_DIMENSIONS = ("num_experts", "experts_per_token", "ffn_hidden_size", "shared_ffn_hidden_size")
 """Fields of a mixture that must be equal; of a dense model its ffn_hidden_size."""
 TAKEN = (
-    "linear_bias", "qkv_bias", "attention_sink", "activation", "activation_func_clamp_value", "glu_linear_offset",
+    "linear_bias", "qkv_bias", "qk_norm", "yarn_scaling_factor", "attention_sink", "activation",
+    "activation_func_clamp_value", "glu_linear_offset",
 )  # fmt: skip
 """Fields that follow the file."""
 

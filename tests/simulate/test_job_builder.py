@@ -8,6 +8,7 @@ from echo_explore.graph import Axis, Collective, Parameter, Trace
 from echo_explore.simulate import WhatIf
 from echo_explore.simulate.job_builder import JobBuilder
 from echo_explore.simulate.pricing import Pricer
+from echo_explore.specs import load_cluster, load_stack
 from echo_explore.timeline import PipelineJob
 from echo_explore.tracing.request import request_of
 from tests.simulate.support import candidate, simulator
@@ -111,3 +112,17 @@ def test_experts_are_reduced_over_their_own_group() -> None:
         assert sum(bucket.message_bytes for bucket in chunk.buckets) == pytest.approx(4.0 * moved, rel=1e-3)
         ready = [bucket.ready_after for bucket in chunk.buckets]
         assert ready == sorted(ready)
+
+
+def test_a_slower_host_takes_longer_for_operators_and_modules() -> None:
+    stack = load_stack("megatron-bridge")
+    node = load_cluster("gb200-nvl72").node
+    slow, same = stack.on_host(node), stack.on_host(load_cluster("h100-ndr").node)
+    assert same is stack
+    assert slow.host_call_s == pytest.approx(stack.host_call_s * node.host_operator_factor)
+    assert slow.host_backward_call_s == pytest.approx(stack.host_backward_call_s * node.host_operator_factor)
+    assert slow.host_modules.wide.linear_s == pytest.approx(stack.host_modules.wide.linear_s * node.host_module_factor)
+    assert slow.host_step_s == stack.host_step_s
+    fast = {f"node.{name}": 1.0 for name in ("host_operator_factor", "host_module_factor")}
+    jobs = [_job(cluster="gb200-nvl72", overrides=tuple(f"cluster.{k}={v}" for k, v in o.items())) for o in ({}, fast)]
+    assert jobs[0].host_call_s == pytest.approx(jobs[1].host_call_s * node.host_operator_factor)

@@ -169,6 +169,7 @@ GPT_OSS: dict[str, Any] = {  # openai/gpt-oss-120b config.json (Aug 2025)
     "attention_bias": True,
     "hidden_act": "silu",
     "swiglu_limit": 7.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
     "output_router_logits": False,
     "tie_word_embeddings": False,
 }

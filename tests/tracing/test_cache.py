@@ -1,6 +1,7 @@
 """The trace cache; no torch is needed."""
 
 import errno
+import json
 import os
 import tempfile
 from dataclasses import replace
@@ -13,7 +14,7 @@ from echo_explore.core import MissingExtra, SpecError
 from echo_explore.graph import Trace, load_trace, save_trace
 from echo_explore.tracing import CachedTracer, TraceRequest, TraceService, cache, child
 from tests.graph.test_storage import trace as any_trace
-from tests.tracing.models import GPT, request
+from tests.tracing.models import GPT, MOE, request
 
 VERSIONS = {"torch": "2.13.0", "megatron-core": "0.16.1"}
 
@@ -138,3 +139,13 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monk
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(SpecError, match=r"gone': cannot be read or written \(No such file or directory\)"):
         TraceService().trace(request())
+
+
+def test_fields_that_say_nothing_leave_the_key_alone() -> None:
+    """So that traces made before a field came are still found."""
+    plain = request(MOE)
+    for name in ("pads_experts", "yarn_scaling_factor"):
+        assert name not in json.dumps(plain.canonical())
+    padded = request(MOE, pads_experts=True)
+    stretched = request(MOE.model_copy(update={"yarn_scaling_factor": 32.0}))
+    assert len({r.key({}) for r in (plain, padded, stretched)}) == 3

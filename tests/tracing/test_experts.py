@@ -108,3 +108,16 @@ def test_dependences_of_an_exchange(service: TraceService) -> None:
     permute = int(np.flatnonzero(names == "echo.moe_permute")[0])
     exchange = int(np.flatnonzero(graph.collective == Collective.ALL_TO_ALL)[0])
     assert permute in graph.dep_index[graph.dep_offsets[exchange] : graph.dep_offsets[exchange + 1]]
+
+
+def test_experts_in_8_bits_copy_their_tokens_to_full_rows(service: TraceService) -> None:
+    """As TEGroupedMLP: tokens and weights are padded, the result is cut; the same in the backward."""
+    piece = layer(service, expert_parallel=4, precision="mxfp8", pads_experts=True)
+    bare = layer(service, expert_parallel=4, precision="mxfp8")
+    for graph, plain in ((piece.forward, bare.forward), (piece.backward, bare.backward)):
+        copies = [i for i, name in enumerate(graph.name) if graph.strings[name] == "echo.moe_pad"]
+        assert sorted(graph.dims[i, 1] for i in copies) == [1, HIDDEN, HIDDEN]
+        assert {graph.op_class[i] for i in copies} == {OpClass.PERMUTE}
+        assert graph.num_ops == plain.num_ops + 3
+        moved = sum(graph.bytes_read[i] + graph.bytes_written[i] for i in copies if graph.dims[i, 1] == HIDDEN)
+        assert moved == 4 * 2.0 * TOKENS * TOP * HIDDEN

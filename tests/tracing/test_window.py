@@ -96,3 +96,17 @@ def test_alibi_spreads_its_bias_over_the_scores(service: TraceService) -> None:
         assert (read, written) == ((scores + bias, scores) if phase == "forward" else (0.0, 0.0))
         assert graphs["alibi", "unfused"].flop.sum() == graphs["none", "unfused"].flop.sum()
         assert graphs["alibi", "flash"].bytes_read.sum() == graphs["none", "flash"].bytes_read.sum()
+
+
+def test_yarn_turns_heads_operator_by_operator(service: TraceService) -> None:
+    """Megatron's fused rotary kernel takes no temperature; its own fallback runs (0.16.1, rope_utils.py)."""
+    plain, stretched = (
+        service.trace(request(LLAMA.model_copy(update={"yarn_scaling_factor": factor}))).pieces["layer.dense"]
+        for factor in (1.0, 32.0)
+    )
+    for graph, name in ((plain.forward, "echo.rope"), (plain.backward, "echo.rope_backward")):
+        assert [graph.strings[i] for i in graph.name].count(name) == 2
+    for piece, plain_graph in ((stretched.forward, plain.forward), (stretched.backward, plain.backward)):
+        assert not any(piece.strings[i].startswith("echo.rope") for i in piece.name)
+        assert piece.num_ops > plain_graph.num_ops + 8
+        assert piece.flop.sum() == pytest.approx(plain_graph.flop.sum(), rel=1e-3)

@@ -32,7 +32,8 @@ def test_a_row_takes_what_its_columns_do_not_say(name: str) -> None:
     assert all(getattr(model, field) == getattr(file, field) for field in TAKEN)
     assert (model.attention_window, model.max_sequence_length, model.name[0]) == (128, 4096, name[0])  # the row's own
     assert assumed_of(row()) == (
-        "linear_bias = True of gpt-oss-120b; attention_sink = True of gpt-oss-120b; "
+        "linear_bias = True of gpt-oss-120b; yarn_scaling_factor = 32.0 of gpt-oss-120b; "
+        "attention_sink = True of gpt-oss-120b; "
         "activation = quick-geglu of gpt-oss-120b; activation_func_clamp_value = 7.0 of gpt-oss-120b; "
         "glu_linear_offset = 1.0 of gpt-oss-120b"
     )
@@ -68,3 +69,14 @@ def test_the_table_says_what_was_assumed(tmp_path: Path) -> None:
     lines = out.read_text(encoding="utf-8").splitlines()
     assert "linear_bias = True of gpt-oss-120b" in lines[1]
     assert "gpt-oss" not in lines[2]
+
+
+def test_norms_of_queries_and_keys_come_with_the_file() -> None:
+    qwen = {
+        "model_name": "Qwen3_30B_a3B", "num_layers": "48", "hidden_size": "2048", "ffn_hidden_size": "6144",
+        "num_heads": "32", "num_kv_heads": "4", "vocab_size": "151936", "moe_topk": "8", "moe_ffn_hidden": "768",
+        "attn_extra": "head_dim128",
+    }  # fmt: skip
+    assert model_of(row(**qwen)).qk_norm
+    assert "qk_norm = True of qwen3-30b-a3b" in assumed_of(row(**qwen))
+    assert not model_of(row(**qwen | {"model_name": "another"})).qk_norm
