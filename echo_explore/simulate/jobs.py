@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from echo_explore.graph import Trace
+from echo_explore.simulate.fused_experts import with_fused_experts
 from echo_explore.simulate.graph_scopes import with_graph_scopes
 from echo_explore.simulate.job_builder import JobBuilder
 from echo_explore.simulate.link_sharing import shared_links
@@ -24,7 +25,7 @@ JOB_BUILDERS: dict[str, type[JobBuilder] | type[NativeJobBuilder]] = {
 
 def build_job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
     """The job that the timeline simulates."""
-    trace = with_offload(candidate, with_graph_scopes(candidate.stack, trace))
+    trace = with_offload(candidate, with_graph_scopes(candidate.stack, with_fused_experts(candidate, trace)))
     job = JOB_BUILDERS[candidate.stack.framework](candidate, trace, pricer, what_if).job
     return replace(job, shared_links=shared_links(candidate))
 

@@ -206,6 +206,8 @@ class StackProfile(StrictModel):
         tensor_overlap: how it does so: Transformer Engine's userbuffers, or PyTorch's AsyncTP.
         experts_apart: a grouped product runs as one product an expert, and so does the cast of its input, each launched
             by itself from C++ (Transformer Engine); else as one kernel.
+        fused_experts: precisions in which the products of experts add biases, gate, weigh and cast in their own kernels
+            (Transformer Engine's op fuser on cuDNN's grouped products, NVTE_CUTEDSL_FUSED_GROUPED_MLP).
         fused_router: the router of a mixture runs as Transformer Engine's fused kernels (Megatron's moe_router_fusion).
         graph_scopes: parts of layers that run as CUDA graphs where whole iterations do not (megatron only).
         launch_blocking: every launch waits for its kernel, as with CUDA_LAUNCH_BLOCKING=1; not with cuda_graphs.
@@ -254,6 +256,7 @@ class StackProfile(StrictModel):
     overlap_expert_exchange: bool = False
     overlap_tensor: Precisions = ()
     tensor_overlap: Literal["userbuffers", "async-tp"] = "userbuffers"
+    fused_experts: Precisions = ()
     fused_router: bool = False
     experts_apart: bool = False
     compute_scale: dict[OpClassName, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)

@@ -99,6 +99,7 @@ NOT_IN_THE_GRAPH: Final[Mapping[str, str]] = {
     "stack.attention_kernel": _PRICE,
     "stack.kernel_source": _PRICE,
     "stack.experts_apart": _PRICE,
+    "stack.fused_experts": _PRICE,
     "stack.compute_scale": _PRICE,
     "stack.memory": _MEMORY,
     "stack.narrow_parameters": _MEMORY,
