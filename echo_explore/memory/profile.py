@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from echo_explore.graph import ChunkShape, Parameter, Piece, Trace, is_layer, piece_of
 from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
-from echo_explore.memory.sharding_buffers import sharding_buffer_bytes
+from echo_explore.memory.sharding_buffers import beside, sharding_buffers
 from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import Candidate, MemorySpec, ModelSpec, ParallelConfig
 from echo_explore.specs.recompute import recomputed_groups
@@ -167,14 +167,13 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
         together=candidate.overlaps_exchanges,
     )
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
-    transient = peak.transient_bytes + sharding_buffer_bytes(candidate, trace) + offload_buffer_bytes(candidate, trace)
     full = StageMemory(
         stage=stage,
         parameters_bytes=state.parameters_bytes,
         gradients_bytes=state.gradients_bytes,
         optimizer_bytes=state.optimizer_bytes,
         activations_bytes=peak.saved_bytes,
-        transient_bytes=transient,
+        transient_bytes=peak.transient_bytes,
         boundary_bytes=boundary,
         framework_bytes=framework_bytes,
         fragmentation_bytes=0.0,
@@ -182,7 +181,7 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     )
     room = candidate.cluster.device.memory_bytes - full.total_bytes
     # State is allocated once, in few large arrays; what comes and goes leaves gaps.
-    gaps = fragmentation_bytes(peak.saved_bytes + transient, room, candidate.stack.memory)
+    gaps = fragmentation_bytes(peak.saved_bytes + peak.transient_bytes, room, candidate.stack.memory)
     if room >= gaps and full.total_bytes + gaps > candidate.cluster.device.memory_bytes:  # by rounding
         gaps = math.nextafter(gaps, 0.0)
     return replace(full, fragmentation_bytes=gaps)
@@ -248,14 +247,26 @@ def saved_bytes(candidate: Candidate, trace: Trace) -> tuple[tuple[float, ...], 
 
 
 def chunk_pieces_kept(candidate: Candidate, trace: Trace, shape: ChunkShape) -> list[Piece]:
-    """The pieces of a chunk; what layers save that goes to the host is back on the GPU while they run backward."""
+    """The pieces of a chunk with what lies beside them while they run.
+
+    What layers save that goes to the host is back on the GPU while they run backward. Beside every layer another one's
+    is on its way to the host or back (Transformer Engine 2, cpu_offload.py, 2026-12-01: groups are sent and fetched
+    evenly over the layers of a pass), beside embedding and head none.
+    """
     pieces, layer = [], shape.first_layer
+    buffers = sharding_buffers(candidate, trace)
+    moved = offload_buffer_bytes(candidate, trace)
     for name in shape.piece_names(trace.layer_kinds):
-        piece = piece_of(trace, name)
-        if is_layer(name) and layer < candidate.recipe.offload_layers:
-            peak = piece.saved_bytes + piece.backward_peak_bytes
-            piece = replace(piece, saved_bytes=0.0, backward_peak_bytes=peak)
-        layer += is_layer(name)
+        piece = beside(piece_of(trace, name), name, buffers)
+        if is_layer(name):
+            own = piece.saved_bytes if layer < candidate.recipe.offload_layers else 0.0
+            piece = replace(
+                piece,
+                saved_bytes=piece.saved_bytes - own,
+                forward_peak_bytes=piece.forward_peak_bytes + moved,
+                backward_peak_bytes=piece.backward_peak_bytes + own + moved,
+            )
+            layer += 1
         pieces.append(piece)
     return pieces
 

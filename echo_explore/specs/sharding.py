@@ -16,11 +16,13 @@ class SliceSpec(StrictModel):
     Attributes:
         view_s: host time of the view of one slice, made in Python.
         copy_s: host time of the copy of one slice, launched from C++.
+        bucket_elements: gradients are copied into two buffers of so many elements to be reduced; larger ones are not.
         kept_elements: parameters of fewer elements stay whole and are gathered once a step, after the optimizer.
     """
 
     view_s: Seconds = Field(alias="view")
     copy_s: Seconds = Field(alias="copy")
+    bucket_elements: int = Field(default=500_000_000, ge=1)  # DeepSpeed 0.3, 2021, reduce_bucket_size
     kept_elements: int = Field(default=0, ge=0)
 
 
@@ -34,6 +36,8 @@ class ShardingSpec(StrictModel):
         flat_parameters: the parameters of a unit are one flat array (FSDP1), so that gathered ones need no copy and
             gradients are divided before they are reduced; else each is sharded by itself (FSDP2).
         reshard_last_layer: the last layer's parameters are freed after its forward although its backward comes next.
+        root_reduced_at_end: gradients of embedding and head wait for the end of the backward; else they are reduced as
+            they are made.
         regathers: under full recomputation a layer's parameters are freed between its recomputation and its backward.
         slices: parameters are gathered and reduced one by one in slices; None: a layer in one collective.
     """
@@ -42,6 +46,7 @@ class ShardingSpec(StrictModel):
     gather_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     flat_parameters: bool = False
     reshard_last_layer: bool = True
+    root_reduced_at_end: bool = True
     regathers: bool = False
     slices: SliceSpec | None = None
 
