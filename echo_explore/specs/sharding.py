@@ -30,6 +30,7 @@ class ShardingSpec(StrictModel):
     """Fully sharded data parallelism of a stack: every layer is a unit, embedding and head are one more, the root.
 
     Attributes:
+        wrapper: whose code shards: PyTorch's `fully_shard`, or Megatron-FSDP; what `trace --rank` runs.
         group: ranks over which a parameter is sharded: all replicas, or those of one host, with copies on every host
             whose gradients are summed too (hybrid sharding).
         gather_dtype: in which parameters are gathered and used; sharded ones stay in fp32.
@@ -42,6 +43,7 @@ class ShardingSpec(StrictModel):
         slices: parameters are gathered and reduced one by one in slices; None: a layer in one collective.
     """
 
+    wrapper: Literal["torch", "megatron"] = "torch"
     group: Literal["all", "host"] = "all"
     gather_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     flat_parameters: bool = False

@@ -1,22 +1,22 @@
 """Traces one whole iteration of one rank of a Megatron job: every micro-batch, gradient reduction, optimizer."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from echo_explore.graph import Phase, RankTrace
-from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_shims
+from echo_explore.tracing import megatron_cluster, megatron_config, megatron_fsdp, megatron_model, megatron_shims
 from echo_explore.tracing.megatron_cluster import Degrees
 from echo_explore.tracing.megatron_config import Schedule
 from echo_explore.tracing.megatron_pieces import name_modules
 from echo_explore.tracing.megatron_schedule import Batches, spans
 from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.rank_request import RankRequest
-from echo_explore.tracing.recorded_step import issued_step
+from echo_explore.tracing.recorded_step import issued_step, ordered_step
 from echo_explore.tracing.recorder import Recorder
 
 
@@ -42,7 +42,9 @@ class PreparedRank:
         first = len(self.recorder.rows)
         _iterate(self.recorder, self.models, self.optimizer, batches, self.request)
         self.recorder.flush()
-        return issued_step(self.recorder, first, rank=self.request.rank, world_size=dist.get_world_size())
+        # Megatron-FSDP orders its streams by events; of the others only handles and waits count.
+        step = ordered_step if self.request.megatron_fsdp else issued_step
+        return step(self.recorder, first, rank=self.request.rank, world_size=dist.get_world_size())
 
 
 def trace_rank(request: RankRequest) -> RankTrace:
@@ -89,13 +91,19 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
     config = megatron_config.config_of(trace, trace.model.layer_kinds, degrees, schedule)
     quantiser = quantiser_of(trace)
     recorder = Recorder(axes, fuse=trace.fusion == "fused", quantiser=quantiser)
+    sharded = request.megatron_fsdp
     with (
+        megatron_fsdp.real_meshes(axes) if sharded else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.autograd.set_multithreading_enabled(False),
         megatron_shims.recording(recorder),
     ):
         chunks = megatron_model.build_chunks(trace, config, degrees, tied=trace.model.tied_embeddings)
-        models = megatron_model.wrap(chunks, config, schedule)
+        models = (
+            [megatron_fsdp.wrap_sharded(c, config, schedule, reshard=request.reshard_after_forward) for c in chunks]
+            if sharded
+            else megatron_model.wrap(chunks, config, schedule)
+        )
         for chunk in chunks:
             name_modules(recorder, chunk)
         optimizer = _optimizer(
@@ -106,9 +114,12 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
             muon_tp_mode=request.muon_tp_mode,
             muon_split_qkv=request.muon_split_qkv,
         )
-        _connect(config, models, optimizer, schedule, recorder)
+        _connect(config, models, optimizer, schedule, recorder, sharded=sharded)
         recorder.phase = Phase.OPTIMIZER
-        optimizer.step()
+        if sharded:  # gradients exist only behind a backward, and states behind a step with gradients
+            _iterate(recorder, models, optimizer, Batches(trace), replace(request, num_micro_batches=1))
+        else:
+            optimizer.step()
         yield PreparedRank(request=request, recorder=recorder, models=models, optimizer=optimizer)
 
 
@@ -134,7 +145,9 @@ def _optimizer(
     return make(settings, models, use_gloo_process_groups=False)
 
 
-def _connect(config: Any, models: list[Any], optimizer: Any, schedule: Schedule, recorder: Recorder) -> None:
+def _connect(
+    config: Any, models: list[Any], optimizer: Any, schedule: Schedule, recorder: Recorder, *, sharded: bool
+) -> None:
     """As Megatron-LM 0.16 does in training.py, `train`: what the schedule calls, and when gradients are reduced."""
     from megatron.core.distributed import finalize_model_grads
 
@@ -145,7 +158,7 @@ def _connect(config: Any, models: list[Any], optimizer: Any, schedule: Schedule,
 
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize
-    if schedule.overlap_grad_reduce:
+    if schedule.overlap_grad_reduce and not sharded:
         no_sync = [model.no_sync for model in models]
         grad_sync = [model.start_grad_sync for model in models]  # --align-grad-reduce, the default
         config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]

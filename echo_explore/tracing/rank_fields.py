@@ -130,10 +130,27 @@ def check_rank_fields(candidate: Candidate) -> None:
         if wrong:
             off = {"recipe.offload_layers": "0", "recipe.reshard_after_forward": "true"}.get(name, "false")
             raise SpecError(name, value, "is not run in whole ranks", f"predict, or add --set {name}={off}")
-    if stack.fully_sharded:
+    if stack.fully_sharded and stack.sharding.wrapper == "megatron":
+        _check_megatron_fsdp(candidate)
+    elif stack.fully_sharded:
         _check_sharding(candidate)
     if stack.framework == "ddp" and stack.buckets != BucketSpec():
         raise SpecError("stack.buckets", "(other sizes)", "whole ranks run PyTorch's default", "predict, or leave out")
+
+
+def _check_megatron_fsdp(candidate: Candidate) -> None:
+    """Whole ranks run Megatron-FSDP over all replicas, with the model's own type in flat buffers."""
+    spec, precision = candidate.stack.sharding, candidate.recipe.precision
+    for name, value, wrong in (
+        ("group", spec.group, candidate.num_shards < candidate.num_replicas),
+        ("regathers", "true", spec.regathers),
+        ("slices", "(given)", spec.slices is not None),
+        ("flat_parameters", "false", not spec.flat_parameters),
+    ):
+        if wrong:
+            raise SpecError(f"stack.sharding.{name}", value, "is not what Megatron-FSDP does", "leave it out")
+    if precision == "fp32":
+        raise SpecError("precision", precision, "is not traced under Megatron-FSDP", "use bf16, or predict")
 
 
 def _check_sharding(candidate: Candidate) -> None:

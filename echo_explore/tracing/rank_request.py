@@ -1,6 +1,6 @@
 """What the trace of one whole rank is asked for: a trace request, and everything a trace of pieces leaves out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from echo_explore.core import SpecError
@@ -21,6 +21,7 @@ class RankRequest:
         optimizer, muon_tp_mode, muon_split_qkv: see TrainingRecipe.
         reshard_after_forward: fsdp2 frees gathered parameters of layers between forward and backward.
         reshard_last_layer: those of the last layer too.
+        megatron_fsdp: Megatron's model under Megatron-FSDP, not under its DistributedDataParallel.
     """
 
     trace: TraceRequest
@@ -40,6 +41,7 @@ class RankRequest:
     muon_split_qkv: bool = True
     reshard_after_forward: bool = True
     reshard_last_layer: bool = True
+    megatron_fsdp: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A plain JSON value from which `rank_request_from_json` makes it again."""
@@ -70,8 +72,10 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         rule = "is not traced in whole ranks with experts, which share one tensor there"
         raise SpecError("recipe.optimizer", "muon", rule, "use adam, or predict")
     check_rank_fields(candidate)
+    sharded = candidate.stack.fully_sharded and candidate.stack.sharding.wrapper == "megatron"
+    trace = request_of(candidate)
     return RankRequest(
-        trace=request_of(candidate),
+        trace=_as_megatron(trace, candidate) if sharded else trace,
         rank=rank,
         pipeline_parallel=layout.pipeline_parallel,
         virtual_pipeline=layout.virtual_pipeline,
@@ -86,7 +90,18 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         muon_tp_mode=recipe.muon_tp_mode or "blockwise",
         muon_split_qkv=recipe.muon_split_qkv is not False,
         reshard_after_forward=recipe.reshard_after_forward is not False,
+        megatron_fsdp=sharded,
         reshard_last_layer=candidate.stack.sharding.reshard_last_layer,
         # Megatron-LM 0.16, training.py: max(40000000, 1000000 * dp)
         bucket_elements=max(candidate.stack.bucket_elements, 1_000_000 * layout.data_parallel),
     )
+
+
+def _as_megatron(trace: TraceRequest, candidate: Candidate) -> TraceRequest:
+    """The request of Megatron's own model, where a stack's pieces are those of plain PyTorch."""
+    narrow = candidate.stack.main_gradient_dtype(candidate.recipe.precision) != "fp32"
+    if trace.gradient_accumulation_fusion and not narrow:
+        rule = "is not traced under Megatron-FSDP with weight gradients that are added into fp32 buffers"
+        fix = "add --set recipe.gradient_accumulation_fusion=false, or predict"
+        raise SpecError("stack.gradient_dtype", candidate.stack.gradient_dtype, rule, fix)
+    return replace(trace, framework="megatron", narrow_gradients=narrow, fused_loss=False)

@@ -26,6 +26,9 @@ def ordered_step(recorder: Recorder, first: int, *, rank: int, world_size: int) 
 def _step(
     recorder: Recorder, first: int, rows: Sequence[OpRow], origin: Sequence[int], *, rank: int, world_size: int
 ) -> RankTrace:
+    # Streams are numbered by the process, which may have traced before; a trace counts those that it has.
+    numbers = {stream: n for n, stream in enumerate(dict.fromkeys([0, *(row.stream for row in rows)]))}
+    rows = [replace(row, stream=numbers[row.stream]) if row.stream else row for row in rows]
     groups, group_of_row = groups_of_rows([recorder.groups.get(first + o) if o >= 0 else None for o in origin])
     return RankTrace(
         graph=build_graph(rows),

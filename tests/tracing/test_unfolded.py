@@ -8,7 +8,11 @@ from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, request
 from tests.tracing.test_folding import rank_request, rows_of, without_data_parallel
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+]  # 9 minutes on two cores with a load of 15
 NUM_LAYERS = 96
 
 
