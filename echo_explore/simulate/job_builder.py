@@ -316,6 +316,10 @@ class JobBuilder:
         flat = [b for chunk in buckets for b in chunk]
         shard = sum(sum(b.num_elements for b in flat if b.expert == e) // self._group(expert=e) for e in (False, True))
         late = [b for b in flat if self._group(expert=b.expert) > 1] if sharded and not self._gathers_overlap else []
+        if any(b.expert for b in flat):
+            # megatron-core 0.16.1 (2026), distrib_optimizer.py, step_with_ready_grads: the optimizer of dense
+            # parameters and that of experts each gather all buckets of the model.
+            late *= 2
         stage_of, _ = candidate.schedule.stage_and_chunk()
         holders = {int(stage_of[0]), int(stage_of[-1])}
         model = candidate.model

@@ -1,5 +1,6 @@
 """From a trace to the job of the timeline: buckets, gathers, transfers, shared graphs."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -103,6 +104,11 @@ def test_experts_are_reduced_over_their_own_group() -> None:
     ):
         built, trace, gathered = _experts(layout, overrides=(*options, late))
         assert gathered == axes
+        # The optimizer of dense parameters and that of experts each gather everything (tests/tracing/test_closed_form).
+        end = built.stages[0].epilogue.graph
+        sizes = Counter(end.message_bytes[end.collective == Collective.ALL_GATHER].tolist())
+        assert sizes
+        assert all(count % 2 == 0 for count in sizes.values())
         chunk = built.stages[0].chunks[0]
         assert set(trace.layer_kinds) == {"moe"}
         parameters = [p for kind in trace.layer_kinds for p in trace.pieces[f"layer.{kind}"].parameters]
