@@ -63,6 +63,7 @@ class Pricer:
         self._pairing = pairing
         self._shapes: dict[Axis, GroupShape] = {}
         self._num_copies = 1
+        self._imbalance = 1.0
         self._traffic: dict[tuple[CollectiveRequest, float, bool, bool], int] = {}
         self.extrapolated: dict[str, None] = {}
 
@@ -82,6 +83,11 @@ class Pricer:
         """This pricer, for a pipeline that holds so many copies of the model: gradients are summed over all of them."""
         self._num_copies = num_copies
         self._shapes.clear()
+        return self
+
+    def with_imbalance(self, imbalance: float) -> "Pricer":
+        """This pricer, for a rank that gets so many times as many tokens from other experts' ranks as it sends."""
+        self._imbalance = max(1.0, imbalance)
         return self
 
     def price(
@@ -209,7 +215,11 @@ class Pricer:
     ) -> tuple[float, float]:
         """Seconds of a collective over a group of `axis` alone, and the standard deviation of their log."""
         shape = shape or self.shape(axis)
-        request = CollectiveRequest(collective=kind, message_bytes=message_bytes, group=shape, dtype=dtype)
+        # A rank whose experts get more has a longer message in the trace; the library chooses by what it sends.
+        uneven = self._imbalance if kind is Collective.ALL_TO_ALL and axis is Axis.EXPERT else 1.0
+        request = CollectiveRequest(
+            collective=kind, message_bytes=message_bytes / uneven, group=shape, dtype=dtype, imbalance=uneven
+        )
         price = self._collective.collective_time(request, self._candidate.cluster)
         return price.time_s * self._what_if.axis_factor(axis), price.sigma_log
 

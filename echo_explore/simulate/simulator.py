@@ -16,6 +16,7 @@ from echo_explore.interference import Pairing, PairTable
 from echo_explore.interference.pairing import scaled
 from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile, saved_bytes
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
+from echo_explore.simulate.expert_loads import ExpertLoads, expert_loads
 from echo_explore.simulate.hardware import beside_other_gpu, on_other_hardware
 from echo_explore.simulate.jobs import build_job, disturbed
 from echo_explore.simulate.layer_bound import LayerProducts, layer_products
@@ -161,16 +162,27 @@ class Simulator:
         # direction).
         """
 
-        def job_on(gpu: str) -> PipelineJob:
+        def jobs_on(gpu: str) -> list[PipelineJob]:
             other = beside_other_gpu(candidate, what_if.factors, gpu)
             self._check_calibrated(other)
-            its_pricer = pricer.beside(other)
-            job = build_job(other, self.tracer.trace(request_of(other)), its_pricer, what_if)
-            pricer.extrapolated |= its_pricer.extrapolated
-            return job
+            return self._loaded_jobs(other, expert_loads(other), pricer, what_if)
 
-        job = disturbed(candidate.layout, build_job(candidate, trace, pricer, what_if), what_if, job_on)
+        loads = expert_loads(candidate)
+        jobs = [build_job(candidate, trace, pricer.with_imbalance(loads.shares[0]), what_if)]
+        jobs += self._loaded_jobs(candidate, loads, pricer, what_if, first=1)
+        job = disturbed(candidate.layout, jobs, loads, what_if, jobs_on)
         return perfectly_overlapped(job) if what_if.perfect_overlap else job
+
+    def _loaded_jobs(
+        self, candidate: Candidate, loads: ExpertLoads, pricer: Pricer, what_if: WhatIf, *, first: int = 0
+    ) -> list[PipelineJob]:
+        """The jobs of a candidate's classes of expert load from `first` on, each traced and priced by itself."""
+        jobs = []
+        for request, share in list(zip(loads.requests, loads.shares, strict=True))[first:]:
+            own = pricer.beside(candidate).with_imbalance(share)
+            jobs.append(build_job(candidate, self.tracer.trace(request), own, what_if))
+            pricer.extrapolated |= own.extrapolated
+        return jobs
 
     def _tightest_memory(self, candidate: Candidate, trace: Trace, what_if: WhatIf) -> MemoryProfile:
         """The memory profile on the GPU that has least room for what it holds."""

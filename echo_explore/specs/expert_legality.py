@@ -8,8 +8,8 @@ from echo_explore.specs.recompute import recomputes_layers
 from echo_explore.specs.routing import Routing
 
 
-def routing_of(moe: MoeSpec, recipe: TrainingRecipe) -> Routing:
-    """Which experts tokens visit.
+def routing_of(moe: MoeSpec, load: tuple[float, ...]) -> Routing:
+    """Which experts tokens visit; `load` as in TrainingRecipe.expert_load.
 
     Raises:
         SpecError: the load is not one of these experts.
@@ -19,7 +19,7 @@ def routing_of(moe: MoeSpec, recipe: TrainingRecipe) -> Routing:
         experts_per_token=moe.experts_per_token,
         num_groups=moe.num_groups,
         groups_per_token=moe.groups_per_token,
-        load=recipe.expert_load,
+        load=load,
     )
 
 
@@ -60,7 +60,7 @@ def check_experts(model: ModelSpec, layout: ParallelConfig, recipe: TrainingReci
         raise PlacementError(
             "layout.ep", expert, f"etp*ep = {layout.expert_gpus} must divide tp*cp*dp = {spread}", "change ep or dp"
         )
-    routing_of(moe, recipe)
+    routing_of(moe, recipe.expert_load)
     _check_recipe(layout, recipe)
 
 

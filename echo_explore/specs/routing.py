@@ -87,6 +87,28 @@ class Routing:
             missed += weight * math.comb(open_experts - hit * per_group, k) / math.comb(open_experts, k)
         return 1.0 - missed
 
+    def shares(self, num_units: int) -> tuple[float, ...]:
+        """Share of all tokens that the experts of each unit get, (num_units,)."""
+        load, size = self.load or (1.0,) * self.num_experts, self.num_experts // num_units
+        return tuple(sum(load[i * size : (i + 1) * size]) / sum(load) for i in range(num_units))
+
+    def alike(self, num_units: int, *, by_total: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Classes of units with the same load: class of each unit, (num_units,), and the first unit of each class.
+
+        Class 0 is that of the busiest unit; the others are numbered as they come.
+
+        Args:
+            num_units: units.
+            by_total: units whose experts get as much together are alike; else their experts must have the same loads.
+        """
+        size, total = self.num_experts // num_units, sum(self.load) or 1.0
+        loads = [sorted(self.load[i * size : (i + 1) * size]) for i in range(num_units)]
+        keys = [tuple(round(x / total, 12) for x in ([sum(own)] if by_total else own)) for own in loads]
+        busiest = self.busiest(num_units)
+        classes = {key: number for number, key in enumerate(dict.fromkeys([keys[busiest], *keys]))}
+        first = [busiest, *(keys.index(key) for key in list(classes)[1:])]
+        return tuple(classes[key] for key in keys), tuple(first)
+
     def busiest(self, num_units: int) -> int:
         """The unit whose experts get the most tokens; the first on ties."""
         if not self.load:

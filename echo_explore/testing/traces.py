@@ -1,4 +1,4 @@
-"""A made-up tracer for tests of everything behind the trace: a dense GPT layer written by hand, no torch."""
+"""A made-up tracer for tests of everything behind the trace: GPT layers written by hand, no torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,9 @@ from echo_explore.graph import (
     Piece,
     Trace,
     build_graph,
+    concatenate,
 )
+from echo_explore.specs.expert_legality import routing_of
 from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing.request import TraceRequest
 
@@ -27,7 +29,7 @@ class HandmadeTracer:
     """Satisfies `simulate.Tracer`; sizes follow the request, so that FLOP, bytes and parameters are plausible."""
 
     def trace(self, request: TraceRequest) -> Trace:
-        """A trace of a dense model."""
+        """A trace of a dense model, or of one all of whose layers are mixtures."""
         model, tensor = request.model, request.tensor_parallel
         rows = request.micro_batch_size * request.sequence_length
         local = rows // tensor if request.sequence_parallel else rows
@@ -37,6 +39,8 @@ class HandmadeTracer:
         else:
             forms = {"layer.dense": request.recompute}
         layers = {n: _layer(replace(request, recompute=form), rows, local) for n, form in forms.items()}
+        if model.moe is not None:
+            layers = {name.replace("dense", "moe"): _mixture(request, layer, local) for name, layer in layers.items()}
         embedding = Piece(
             forward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden), *_sum(request, rows)], Phase.FORWARD),
             backward=_graph(request, [_stream(OpClass.EMBEDDING, rows, hidden)], Phase.BACKWARD),
@@ -113,6 +117,32 @@ def _layer(request: TraceRequest, rows: int, local: int) -> Piece:
         forward_peak_bytes=saved + 4.0 * rows * inner,
         backward_peak_bytes=4.0 * rows * inner,
     )
+
+
+def _mixture(request: TraceRequest, dense: Piece, local: int) -> Piece:
+    """The layer with an exchange, products of experts and an exchange behind its attention; weights are left out."""
+    moe = request.model.moe
+    assert moe is not None
+    routing = routing_of(moe, request.expert_load)
+    ranks, hidden, width = request.expert_parallel, request.model.hidden_size, moe.ffn_hidden_size
+    share = routing.shares(ranks)[routing.busiest(ranks) if request.expert_rank < 0 else request.expert_rank]
+    sent = local * moe.experts_per_token
+    got = round(sent * ranks * share)
+    exchange = {
+        "kind": OpKind.COLLECTIVE,
+        "axis": Axis.EXPERT,
+        "collective": Collective.ALL_TO_ALL,
+        "message_bytes": 2.0 * hidden * max(sent, got),
+        "name": "all_to_all",
+    }
+    products = [_gemm(got, width, hidden), _gemm(got, hidden, width)]
+    forward = [exchange, *products, exchange] if ranks > 1 else products
+    backward = [exchange, *products, *products, exchange] if ranks > 1 else [*products, *products]
+    graphs = (
+        _graph(request, rows, phase, layer=0) for rows, phase in ((forward, Phase.FORWARD), (backward, Phase.BACKWARD))
+    )
+    ahead, behind = graphs
+    return replace(dense, forward=concatenate([dense.forward, ahead]), backward=concatenate([behind, dense.backward]))
 
 
 def _graph(

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_explore.graph import TimedGraph
 from echo_explore.graph.coalesce import coalesce
@@ -13,6 +14,7 @@ from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind, StageOrder
 from echo_explore.timeline.charges import charge_rank
+from echo_explore.timeline.exchange_groups import OF_EXCHANGES, exchanging_ranks
 from echo_explore.timeline.host import HostModules, host_row_seconds, launch_leads
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import NUM_KINDS, schedule_of
@@ -31,8 +33,11 @@ class Blocks:
     Attributes:
         which: (num_ranks, NUM_KINDS, num_chunks) number of the distinct block, by rank class, PassKind and chunk;
             -1 where the schedule has none.
+        body: of the same shape, number of its template of one body.
+        in_step: of the same shape, whether kinds of replicas that exchange tokens inside the block and start it
+            together end it together.
         expanded: templates with all rows, by distinct block.
-        collapsed: templates of one body, by distinct block.
+        collapsed: templates of one body: of every distinct block alone, then of those that meet others inside.
         row_of: by distinct block, row of `expanded` that a row of the job's graph is in.
         num_simulated_ops: ops that the engine ran to measure them.
         pair: (num_ranks, num_chunks, num_chunks) number of the distinct pair of a forward and a backward that run
@@ -41,6 +46,8 @@ class Blocks:
     """
 
     which: Ints
+    body: Ints
+    in_step: npt.NDArray[np.bool_]
     expanded: tuple[Template, ...]
     collapsed: tuple[Template, ...]
     row_of: tuple[Ints, ...]
@@ -125,13 +132,16 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
                 which[s, phase, v] = number
     expanded = [block.expanded for block in prepared]
     collapsed, num_ops = _measured(prepared, pairs)
+    body, in_step, num_met_ops = _measured_together(job, which, expanded, collapsed, pairs)
     pair, halves, num_pair_ops = _pairs(job, which, collapsed, pairs, fidelity)
     return Blocks(
         which=which,
+        body=body,
+        in_step=in_step,
         expanded=tuple(expanded),
         collapsed=tuple(collapsed),
         row_of=tuple(block.row_of for block in prepared),
-        num_simulated_ops=num_ops + num_pair_ops,
+        num_simulated_ops=num_ops + num_met_ops + num_pair_ops,
         pair=pair,
         halves=halves,
     )
@@ -175,10 +185,57 @@ def _measured(prepared: Sequence[_Prepared], pairs: Pairs) -> tuple[list[Templat
     keys = [(*block.key, digest) for block in prepared]
     known = {key: body for key in keys if (body := _MEASURED.get(key)) is not None}
     new = [number for number, key in enumerate(keys) if key not in known]
-    for number, body in zip(new, _measure([prepared[i].expanded for i in new], pairs), strict=True):
+    for number, (body,) in zip(new, _measure([[prepared[i].expanded] for i in new], pairs), strict=True):
         known[keys[number]] = body
         _MEASURED.keep(keys[number], body)
     return [known[key] for key in keys], sum(block.expanded.ops.num_ops for block in prepared)
+
+
+def _measured_together(
+    job: PipelineJob, which: Ints, expanded: Sequence[Template], collapsed: list[Template], pairs: Pairs
+) -> tuple[Ints, npt.NDArray[np.bool_], int]:
+    """Bodies of blocks inside of which kinds of replicas exchange tokens, see `Blocks`; adds them to `collapsed`.
+
+    All kinds of an exchange group run the block from one start. Where they end together too they are in step behind it
+    as before it, whatever the pipeline does, and each may stand as one body; where not, `in_step` is False.
+    """
+    body, in_step = which.copy(), np.zeros(which.shape, dtype=np.bool_)
+    exchanging = [bool(np.isin(template.ops.axis, OF_EXCHANGES).any()) for template in expanded]
+    known: dict[tuple[int, ...], int] = {}
+    companies: list[tuple[int, ...]] = []
+    places: list[tuple[int, list[int], int, int]] = []
+    for ranks in exchanging_ranks(job):
+        for phase, chunk in np.ndindex(which.shape[1:]):
+            company = tuple(which[ranks, phase, chunk].tolist())
+            if min(company) < 0 or not any(exchanging[number] for number in company):
+                continue
+            turn = known.setdefault(company, len(companies))
+            if turn == len(companies):
+                companies.append(company)
+            places.append((turn, ranks, phase, chunk))
+    measured = _measure([[expanded[number] for number in company] for company in companies], pairs)
+    first = np.cumsum([len(collapsed), *(len(company) for company in companies)])
+    together = [_end_together(bodies) for bodies in measured]
+    for bodies in measured:
+        collapsed += bodies
+    for turn, ranks, phase, chunk in places:
+        if together[turn]:
+            body[ranks, phase, chunk] = first[turn] + np.arange(len(ranks))
+            in_step[ranks, phase, chunk] = True
+    return body, in_step, sum(expanded[number].ops.num_ops for company in companies for number in company)
+
+
+def _end_together(bodies: Sequence[Template]) -> bool:
+    """Whether kinds that start a block together end it together, its host's part too."""
+    columns = {len(template.ops.duration_s) for template in bodies}
+    if len(columns) > 1:
+        return False
+    times_s = np.array([template.ops.duration_s for template in bodies])
+    return bool((np.ptp(times_s, axis=0) <= _TOGETHER * times_s.max(initial=0.0)).all())
+
+
+_TOGETHER = 1e-12
+"""Of a block's time: rounding."""
 
 
 def _pairs(
@@ -187,37 +244,45 @@ def _pairs(
     """Numbers of pairs, the halves of each, and the ops that were run to measure them.
 
     # Approximation: what a pair takes together is split between its forward and its backward as they take alone
-    # (either direction); data-parallel traffic beside a pair slows nothing (under-estimates).
+    # (either direction); data-parallel traffic beside a pair slows nothing (under-estimates); kinds of replicas that
+    # exchange tokens start each pair together, not only each exchange (over-estimates where they take turns in being
+    # late).
     """
     num_ranks, _, num_chunks = which.shape
     number = np.zeros((num_ranks, num_chunks, num_chunks), dtype=np.int64)
     if not job.overlap_exchanges:
         return number[:0], (), 0
-    known: dict[tuple[int, int], int] = {}
-    together: list[Template] = []
-    for s, stage in enumerate(job.classes):
-        for f, ahead in enumerate(stage.chunks):
-            for b, behind in enumerate(stage.chunks):
-                key = int(which[s, PassKind.FORWARD, f]), int(which[s, PassKind.BACKWARD, b])
-                number[s, f, b] = known.setdefault(key, len(known))
-                if number[s, f, b] < len(together):
-                    continue
-                timed = interleave(behind.backward, ahead.forward)
-                host = _host(job, timed)
-                leads = launch_leads(timed, host)
-                if fidelity == "block":
-                    coarse = coalesce(timed)
-                    timed = coarse.timed
-                    host = np.add.reduceat(host, np.flatnonzero(np.diff(coarse.row_of, prepend=-1)))
-                together.append(expand(timed, host_row_s=host, lead_s=leads, launch_blocking=job.launch_blocking))
-    bodies = _measure(together, pairs)
-    num_ops = sum(template.ops.num_ops for template in together)
+    made: dict[tuple[int, int], Template] = {}
+    known: dict[tuple[tuple[int, int], ...], int] = {}  # kinds that exchange tokens, by forward and backward: its first
+    classes = job.classes
+    meeting = exchanging_ranks(job)
+    alone_in_pairs = sorted(set(range(num_ranks)) - {rank for ranks in meeting for rank in ranks})
+    for ranks in [*meeting, *([rank] for rank in alone_in_pairs)]:
+        for f, b in np.ndindex(num_chunks, num_chunks):
+            company = tuple((int(which[r, PassKind.FORWARD, f]), int(which[r, PassKind.BACKWARD, b])) for r in ranks)
+            for rank, key in zip(ranks, company, strict=True):
+                if key not in made:
+                    chunks = classes[rank].chunks
+                    made[key] = _pair_template(job, interleave(chunks[b].backward, chunks[f].forward), fidelity)
+            number[ranks, f, b] = known.setdefault(company, sum(map(len, known))) + np.arange(len(ranks))
+    companies = [[made[key] for key in company] for company in known]
     halves: list[Template] = []
-    for (forward, backward), body in zip(known, bodies, strict=True):
-        alone_s = np.array([alone[forward].duration_s, alone[backward].duration_s])
+    for company, bodies in zip(known, _measure(companies, pairs), strict=True):
+        alone_s = np.array([[alone[n].duration_s for n in key] for key in company]).max(axis=0)
         share = alone_s / alone_s.sum() if alone_s.sum() > 0 else np.full(2, 0.5)
-        halves += [scaled(body, float(x)) for x in share]
-    return number, tuple(halves), num_ops
+        halves += [scaled(body, float(x)) for body in bodies for x in share]
+    return number, tuple(halves), sum(template.ops.num_ops for company in companies for template in company)
+
+
+def _pair_template(job: PipelineJob, timed: TimedGraph, fidelity: Fidelity) -> Template:
+    """All rows of a forward and a backward that run together."""
+    host = _host(job, timed)
+    leads = launch_leads(timed, host)
+    if fidelity == "block":
+        coarse = coalesce(timed)
+        timed = coarse.timed
+        host = np.add.reduceat(host, np.flatnonzero(np.diff(coarse.row_of, prepend=-1)))
+    return expand(timed, host_row_s=host, lead_s=leads, launch_blocking=job.launch_blocking)
 
 
 def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
@@ -232,20 +297,25 @@ def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
     )
 
 
-def _measure(templates: Sequence[Template], pairs: Pairs) -> list[Template]:
-    """Each template as one body, from a run in which each has a rank for itself."""
+def _measure(companies: Sequence[Sequence[Template]], pairs: Pairs) -> list[list[Template]]:
+    """Each template as one body, from a run in which each has a rank for itself; those of a company meet at exchanges.
+
+    Collectives on `OF_EXCHANGES` meet, the n-th of one template the n-th of the others.
+    """
+    templates = [template for company in companies for template in company]
     if not templates:
         return []
     pool = Pool.of(templates)
     copies = copy_templates(pool, np.arange(len(templates), dtype=np.int64))
     ops = copies.ops_with(())
     n = ops.num_ops
+    company_of = np.repeat(np.arange(len(companies)), [len(company) for company in companies])
     program = Program(
         ops=ops,
         rank=copies.owner,
         peer=np.full(n, -1, dtype=np.int64),
         order=np.arange(n, dtype=np.float64),
-        group=np.full(n, -1, dtype=np.int64),
+        group=_meetings(ops.axis, copies.owner, company_of),
         source=copies.source,
         copy=copies.owner,
         num_ranks=len(templates),
@@ -262,4 +332,18 @@ def _measure(templates: Sequence[Template], pairs: Pairs) -> list[Template]:
         host_s = float(times.end_s[rows][is_host[rows]].max(initial=0.0))
         charges = charge_rank(ran, i, pool.bodies, from_s=0.0, to_s=body_s)
         collapsed.append(collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges))
-    return collapsed
+    bodies = iter(collapsed)
+    return [[next(bodies) for _ in company] for company in companies]
+
+
+def _meetings(axis: Ints, owner: Ints, company_of: Ints) -> Ints:
+    """(num_ops,) rendezvous group of the exchanges of templates, -1 for none; `owner` is the template of an op."""
+    group = np.full(axis.shape[0], -1, dtype=np.int64)
+    shared = np.bincount(company_of)[company_of] > 1
+    rows = np.flatnonzero(np.isin(axis, OF_EXCHANGES) & shared[owner])
+    if rows.size:
+        starts = np.flatnonzero(np.diff(owner[rows], prepend=-1))
+        turn = np.arange(rows.shape[0]) - np.repeat(starts, np.diff(np.append(starts, rows.shape[0])))
+        keys = np.stack([company_of[owner[rows]], turn], axis=1)
+        group[rows] = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    return group

@@ -7,7 +7,7 @@ from echo_explore.core import SpecError
 from echo_explore.specs.schedules import PipelineSchedule
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import schedule_of
-from echo_explore.timeline.meeting import meets_inside_passes
+from echo_explore.timeline.meeting import meets_over_replicas
 from echo_explore.timeline.ops import AXIS_STREAM
 
 
@@ -52,8 +52,8 @@ def _check_variants(job: PipelineJob) -> None:
             raise SpecError(f"variants[{v}].stages", len(variant.stages), rule, "give it as many")
         if variant.num_replicas < 1:
             raise SpecError(f"variants[{v}].num_replicas", variant.num_replicas, "must be 1 or more", "leave it out")
-    if job.variants and job.overlap_exchanges and meets_inside_passes(job):
-        rule = "passes that run in pairs cannot meet those of replicas that differ"
+    if job.variants and job.overlap_exchanges and meets_over_replicas(job):
+        rule = "passes that run in pairs cannot gather parameters over replicas that differ"
         raise SpecError("variants", len(job.variants), rule, "give --set recipe.overlap_expert_exchange=false")
 
 

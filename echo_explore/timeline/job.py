@@ -1,6 +1,7 @@
 """What the timeline simulates: a rank class per stage and kind of replica, timed chunks, transfers, the step's end."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from echo_explore.graph import Axis, Collective, TimedGraph
 from echo_explore.graph.execution_graph import Ints
@@ -174,6 +175,7 @@ class PipelineJob:
         host_modules: host time of modules whose Python does more than their operators; None: nothing more.
         host_step_s: host time once a step, after the epilogue.
         host_update_s: host time of one of `ExecutionGraph.host_calls` of the epilogues.
+        group_ranks: ranks of a group by axis, as far as it has any; what they send is counted with it.
         shared_links: which axes hold each other back, and how much.
         jitter_sigma_log: every forward and backward takes exp(jitter_sigma_log |z|) times as long, z standard normal,
             drawn anew for each pass of each stage; 0: none. With it no micro-batch repeats another.
@@ -196,6 +198,7 @@ class PipelineJob:
     host_expert_call_s: float = 0.0
     host_update_s: float = 0.0
     host_modules: HostModules | None = None
+    group_ranks: Mapping[Axis, int] = field(default_factory=dict)
     shared_links: tuple[SharedLinks, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0

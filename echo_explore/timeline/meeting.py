@@ -9,43 +9,95 @@ import numpy.typing as npt
 
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis, TimedGraph
-from echo_explore.graph.execution_graph import Ints
+from echo_explore.graph.execution_graph import Floats, Ints
+from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks
+from echo_explore.timeline.exchange_groups import OF_EXCHANGES, shares_exchanges
 from echo_explore.timeline.job import ChunkJob, GradientBucket, ParameterGather, PipelineJob, SplitBackward, StageJob
 from echo_explore.timeline.layout import Layout
 from echo_explore.timeline.program import Copies
 
 OVER_REPLICAS = (Axis.DATA, Axis.EXPERT_DATA)
 """Axes whose groups have ranks of all replicas."""
-OF_EXCHANGES = (Axis.EXPERT, Axis.EXPERT_MODEL)
-"""Axes whose groups may have ranks of some replicas."""
 _Traffic = TypeVar("_Traffic", GradientBucket, ParameterGather)
 
 
-def _shares_exchanges(job: PipelineJob) -> list[bool]:
-    """Whether a kind of replica exchanges tokens with another kind."""
-    groups = job.exchange_groups
-    return [groups.count(group) > 1 for group in groups]
-
-
-def meets_inside_passes(job: PipelineJob) -> bool:
-    """Whether kinds of replicas meet inside forwards or backwards."""
-    axes = OVER_REPLICAS + (OF_EXCHANGES if any(_shares_exchanges(job)) else ())
+def meets_over_replicas(job: PipelineJob) -> bool:
+    """Whether kinds of replicas meet inside forwards or backwards at collectives over all replicas."""
     graphs = [timed.graph for stage in job.classes for c in stage.chunks for timed in (c.forward, c.backward)]
-    return any((graph.is_collective & np.isin(graph.axis, axes)).any() for graph in graphs)
+    return any((graph.is_collective & np.isin(graph.axis, OVER_REPLICAS)).any() for graph in graphs)
 
 
 def coupled_blocks(job: PipelineJob, blocks: Blocks, layout: Layout) -> npt.NDArray[np.bool_]:
-    """(num_blocks,) blocks inside of which kinds of replicas meet: they must run row by row."""
+    """(num_blocks,) blocks inside of which kinds of replicas meet; where one has its rows all must."""
     if not job.variants:
         return np.zeros(layout.num_blocks, dtype=np.bool_)
     axes = [template.ops.axis for template in blocks.expanded]
     over_replicas = np.array([np.isin(axis, OVER_REPLICAS).any() for axis in axes], dtype=np.bool_)
     exchanging = np.array([np.isin(axis, OF_EXCHANGES).any() for axis in axes], dtype=np.bool_)
     distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
-    shares = np.array(_shares_exchanges(job))[layout.rank // layout.schedule.num_stages]
+    shares = np.array(shares_exchanges(job))[layout.rank // layout.schedule.num_stages]
     coupled: npt.NDArray[np.bool_] = over_replicas[distinct] | (exchanging[distinct] & shares)
     return coupled
+
+
+def blocks_in_step(job: PipelineJob, blocks: Blocks, layout: Layout) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) coupled blocks that may run as one body as long as all kinds that meet in them start together."""
+    axes = [bool(np.isin(template.ops.axis, OVER_REPLICAS).any()) for template in blocks.expanded]
+    distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
+    in_step: npt.NDArray[np.bool_] = blocks.in_step[layout.rank, layout.phase, layout.chunk]
+    return in_step & ~np.array(axes, dtype=np.bool_)[distinct]
+
+
+def out_of_step(
+    job: PipelineJob, layout: Layout, start_s: Floats, is_body: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) those of `is_body` that kinds which meet in them did not start together.
+
+    Args:
+        job: the step.
+        layout: its blocks.
+        start_s: (num_blocks,) when they started.
+        is_body: (num_blocks,) blocks that ran as one body and must start together.
+    """
+    late = np.zeros(layout.num_blocks, dtype=np.bool_)
+    by_kind = np.arange(layout.num_blocks).reshape(layout.num_variants, -1)
+    groups = np.array(job.exchange_groups)
+    for group in np.unique(groups):
+        mine = by_kind[groups == group]
+        apart = np.ptp(start_s[mine], axis=0) > _TOGETHER * start_s.max()
+        late[mine] = apart[None, :]
+    return late & is_body
+
+
+def with_peers(job: PipelineJob, layout: Layout, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """(num_blocks,) the chosen blocks and those that they meet, in all kinds of an exchange group."""
+    wider = chosen.copy()
+    by_kind = np.arange(layout.num_blocks).reshape(layout.num_variants, -1)
+    groups = np.array(job.exchange_groups)
+    for group in np.unique(groups):
+        mine = by_kind[groups == group]
+        wider[mine] = chosen[mine].any(axis=0)[None, :]
+    return wider
+
+
+_TOGETHER = 1e-11
+"""Of the step: rounding over a million ops, far below any effect."""
+
+
+def pair_groups(job: PipelineJob, layout: Layout, is_paired: npt.NDArray[np.bool_], first: int) -> Ints:
+    """(num_blocks,) rendezvous group of the first op of forwards that start a pair, from `first` on; -1 for none.
+
+    Kinds that exchange tokens start their pairs together.
+    """
+    group = np.full(layout.num_blocks, -1, dtype=np.int64)
+    per_kind = layout.num_blocks // layout.num_variants
+    kind, place = np.divmod(np.arange(layout.num_blocks), per_kind)
+    starts = is_paired & (layout.phase == PassKind.FORWARD) & np.array(shares_exchanges(job))[kind]
+    keys = np.stack([place, np.array(job.exchange_groups)[kind]], axis=1)[starts]
+    if keys.size:
+        group[starts] = first + np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    return group
 
 
 def meeting_groups(job: PipelineJob, layout: Layout, copies: Copies, first: int) -> Ints:
@@ -67,7 +119,7 @@ def meeting_groups(job: PipelineJob, layout: Layout, copies: Copies, first: int)
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     turn = np.arange(rows.shape[0]) - np.repeat(starts, np.diff(np.append(starts, rows.shape[0])))
     scope = np.where(of_exchange[rows], 1 + np.array(job.exchange_groups)[variant], 0)
-    meets = ~of_exchange[rows] | np.array(_shares_exchanges(job))[variant]
+    meets = ~of_exchange[rows] | np.array(shares_exchanges(job))[variant]
     keys = np.stack([place, turn, scope], axis=1)[meets]
     group[rows[meets]] = first + np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
     return group

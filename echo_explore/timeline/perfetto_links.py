@@ -50,14 +50,16 @@ def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[int, bool, int, int], S
 def counter_events(spans: Sequence[Span], saved_bytes: SavedBytes | None) -> list[dict[str, Any]]:
     """Counters of every rank class: transfers under way, their load, activations kept (bytes if known, else passes).
 
-    The load of links is message bytes over the time that the transfer takes, summed over those under way.
+    The load of links, by axis, is what a rank sends in its transfers over the time that each takes, summed over those
+    of the axis that are under way: those of other axes may take other links.
     """
     changes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     passes: dict[tuple[int, int, int, int], tuple[float, float]] = {}
     for span in spans:
         if span.charge in TRANSFERS:
-            rate = span.message_bytes / (span.end_s - span.start_s)
-            for what, level in (("transfers under way", 1.0), ("link load, message bytes/s", rate)):
+            rate = span.sent_bytes / (span.end_s - span.start_s)
+            load = f"link load, {span.charge.name.lower()}, bytes/s sent"
+            for what, level in (("transfers under way", 1.0), (load, rate)):
                 moves = changes.setdefault((span.rank_class, what), [])
                 moves += [(microseconds(span.start_s), level), (microseconds(span.end_s), -level)]
         if span.phase >= 0 and span.stream == Stream.COMPUTE:

@@ -12,7 +12,7 @@ from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.blocks import Blocks
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import Layout
-from echo_explore.timeline.meeting import meeting_groups
+from echo_explore.timeline.meeting import meeting_groups, pair_groups
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.program import Copies, Pool, Program, copy_templates, wiring_of
 from echo_explore.timeline.recent import Key, Recent
@@ -75,7 +75,7 @@ def build_step(
     pool = _pool_of((*rows, *blocks.collapsed, *blocks.halves, *epilogues))
     of_halves = len(rows) + len(blocks.collapsed)
     distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
-    of_blocks = np.where(is_expanded, distinct, distinct + len(rows))
+    of_blocks = np.where(is_expanded, distinct, blocks.body[layout.rank, layout.phase, layout.chunk] + len(rows))
     paired = np.flatnonzero(is_paired)
     if paired.size:
         of_blocks[paired] = of_halves + _halves(blocks, layout, paired)
@@ -170,7 +170,9 @@ def _assembled(
         sigma_log=np.zeros(num_ranks),
         order=copies.exit[n:].astype(np.float64) + 0.5,
     )
-    program = _join(copies, rank_of_copy, extras, _rendezvous(job, layout, copies, extras, (gathers, buckets)))
+    program = _join(
+        copies, rank_of_copy, extras, _rendezvous(job, layout, copies, extras, is_paired, (gathers, buckets))
+    )
     if job.jitter_sigma_log > 0:
         longer = jitter_factors(job)[layout.rank, layout.phase, layout.chunk, layout.micro_batch]
         in_blocks = slice(0, int(copies.entry[n]))
@@ -220,7 +222,14 @@ def _epilogue_templates(job: PipelineJob) -> tuple[list[Template], Ints]:
     return templates, np.array(which, dtype=np.int64)
 
 
-def _rendezvous(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras, traffic: tuple[Ints, Ints]) -> Ints:
+def _rendezvous(
+    job: PipelineJob,
+    layout: Layout,
+    copies: Copies,
+    extras: Extras,
+    is_paired: npt.NDArray[np.bool_],
+    traffic: tuple[Ints, Ints],
+) -> Ints:
     """(num_ops,) rendezvous group of every op, -1 for none.
 
     Collectives over the stages of a replica in the epilogues meet in order, and all that kinds of replicas share.
@@ -240,6 +249,9 @@ def _rendezvous(job: PipelineJob, layout: Layout, copies: Copies, extras: Extras
             number = ops.shape[0] // layout.num_variants
             group[ops] = next_group + np.tile(np.arange(number), layout.num_variants)
             next_group += number
+        starts = pair_groups(job, layout, is_paired, next_group)
+        entry = copies.entry[: layout.num_blocks]
+        group[entry[starts >= 0]] = starts[starts >= 0]
     return group
 
 

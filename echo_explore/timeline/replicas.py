@@ -21,25 +21,34 @@ class ReplicaKind:
     Attributes:
         label: what sets them apart.
         stages: theirs; their multiplicities are those of a job of which all replicas are of this kind.
+        is_usual: nothing that the labels of those that exchange tokens with it need to say.
     """
 
     label: str
     stages: Stages
+    is_usual: bool = False
 
 
 def with_unlike_replicas(
-    job: PipelineJob, kinds: Sequence[ReplicaKind], kind_of: Sequence[int], *, replicas_per_exchange: int = 1
+    job: PipelineJob,
+    kinds: Sequence[ReplicaKind],
+    kind_of: Sequence[int],
+    *,
+    replicas_per_exchange: int = 1,
+    own: ReplicaKind | None = None,
 ) -> PipelineJob:
     """The job with replicas of these kinds beside its own.
 
     Replicas of one kind, or of kinds that run the same, are one with a rank class a stage; so are those of a kind that
-    exchange tokens with replicas of the same kinds.
+    exchange tokens with replicas of the same kinds. Where ranks of one replica differ (in the tokens that their experts
+    get), ranks of a stage stand where replicas are named here.
 
     Args:
         job: the step, all of whose replicas are alike.
         kinds: the others.
         kind_of: (num_replicas,) by replica: 0, as the job has them, or 1.. of `kinds`.
         replicas_per_exchange: replicas, one behind the other, that exchange tokens with each other.
+        own: kind 0, where it has a label; its stages are those of the job.
 
     Raises:
         SpecError: no replica, a kind that does not exist, groups of exchanges that do not come out even.
@@ -51,8 +60,9 @@ def with_unlike_replicas(
     if replicas_per_exchange < 1 or num_replicas % replicas_per_exchange:
         rule = f"must divide the {num_replicas} replicas"
         raise SpecError("replicas_per_exchange", replicas_per_exchange, rule, "give the replicas of an expert group")
-    own = [ReplicaKind(label="", stages=job.stages), *kinds]
-    kind_of = [_first_alike(own, kind) for kind in kind_of]
+    all_kinds = [own or ReplicaKind(label="", stages=job.stages, is_usual=True), *kinds]
+    first_alike = [_first_alike(all_kinds, kind) for kind in range(len(all_kinds))]
+    kind_of = [first_alike[kind] for kind in kind_of]
     first = range(0, num_replicas, replicas_per_exchange)
     together = [tuple(sorted(kind_of[i : i + replicas_per_exchange])) for i in first]
     counts = Counter((kind, together[i // replicas_per_exchange]) for i, kind in enumerate(kind_of))
@@ -60,9 +70,9 @@ def with_unlike_replicas(
     groups = {company: number for number, company in enumerate(dict.fromkeys(company for _, company in classes))}
     variants = [
         ReplicaVariant(
-            label=(label := _label(own, kind, company)),
+            label=(label := _label(all_kinds, kind, company)),
             num_replicas=counts[kind, company],
-            stages=_counted(own[kind].stages, label, counts[kind, company], num_replicas),
+            stages=_counted(all_kinds[kind].stages, label, counts[kind, company], num_replicas),
             exchange_group=groups[company],
         )
         for kind, company in classes
@@ -130,7 +140,7 @@ def _first_alike(kinds: Sequence[ReplicaKind], kind: int) -> int:
 
 def _label(kinds: Sequence[ReplicaKind], kind: int, company: tuple[int, ...]) -> str:
     """What sets a class of replicas apart: its kind, and others that it exchanges tokens with."""
-    others = sorted({other for other in company if other not in (0, kind)})
+    others = sorted({other for other in company if other != kind and not kinds[other].is_usual})
     with_others = f"exchanges with {', '.join(kinds[other].label for other in others)}" if others else ""
     return ", ".join(part for part in (kinds[kind].label, with_others) if part)
 

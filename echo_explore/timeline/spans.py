@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_explore.graph import Collective
+from echo_explore.comm.bandwidth import bus_factor
+from echo_explore.graph import Axis, Collective
 from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.ops import TRANSFERS, Charge, Stream
@@ -29,6 +30,7 @@ class Span:
         end_s: from the start of the step.
         model_chunk: chunk of the whole model, -1 where it does not apply.
         message_bytes: of a transfer, as nccl-tests counts them; 0 for others.
+        sent_bytes: of these, what a rank sends over its links without in-network reduction (nccl-tests' bus bytes).
         variant: kind of replica that it belongs to.
     """
 
@@ -43,6 +45,7 @@ class Span:
     end_s: float
     model_chunk: int = -1
     message_bytes: float = 0.0
+    sent_bytes: float = 0.0
     variant: int = 0
 
 
@@ -52,11 +55,13 @@ def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, .
     rows = np.flatnonzero(times.end_s > times.start_s)
     rows = rows[np.lexsort((times.start_s[rows], program.ops.stream[rows], program.rank[rows]))]
     names, extra_bytes = _names_of_extras(step), _bytes_of_extras(step, job)
+    nothing = _Bytes(message=0.0, sent=0.0)
     spans = []
     for op in rows.tolist():
         copy = int(program.copy[op])
         in_block = 0 <= copy < layout.num_blocks
         block = copy if in_block else names.block_of.get(op, -1)
+        moved = extra_bytes.get(op) or _row_bytes(step, job, op) or nothing
         spans.append(
             Span(
                 rank_class=int(program.rank[op]),
@@ -69,7 +74,8 @@ def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, .
                 start_s=float(times.start_s[op]),
                 end_s=float(times.end_s[op]),
                 model_chunk=int(layout.model_chunk[block]) if block >= 0 else -1,
-                message_bytes=extra_bytes.get(op) or _row_bytes(step, op),
+                message_bytes=moved.message,
+                sent_bytes=moved.sent,
                 variant=int(program.rank[op]) // layout.schedule.num_stages,
             )
         )
@@ -95,25 +101,43 @@ def _names_of_extras(step: StepProgram) -> _Names:
     return _Names(text=text, block_of=block_of)
 
 
-def _bytes_of_extras(step: StepProgram, job: PipelineJob) -> dict[int, float]:
-    """Message bytes of transfers between stages, parameter gathers and bucket reductions, by op."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bytes:
+    message: float
+    sent: float
+
+
+def _moved(job: PipelineJob, collective: Collective, axis: Axis, message_bytes: float) -> _Bytes:
+    """Bytes of a collective; of a group of unknown size a rank is taken to send the message."""
+    ranks = job.group_ranks.get(axis, 0)
+    factor = bus_factor(collective, ranks) if ranks else 1.0
+    return _Bytes(message=message_bytes, sent=message_bytes * factor)
+
+
+def _bytes_of_extras(step: StepProgram, job: PipelineJob) -> dict[int, _Bytes]:
+    """Bytes of transfers between stages, parameter gathers and bucket reductions, by op."""
     chunks = [chunk for stage in job.classes for chunk in stage.chunks]
-    buckets = [bucket.message_bytes for chunk in chunks for bucket in chunk.buckets]
+    buckets = [_moved(job, b.collective, b.axis, b.message_bytes) for chunk in chunks for b in chunk.buckets]
     found = dict(zip(step.buckets.tolist(), buckets, strict=True))
     if job.overlap_param_gather:
-        gathers = [gather.message_bytes for chunk in chunks for gather in chunk.gathers]
+        gathers = [
+            _moved(job, Collective.ALL_GATHER, g.axis, g.message_bytes) for chunk in chunks for g in chunk.gathers
+        ]
         found |= zip(step.gathers.tolist(), gathers, strict=True)
     blocks = np.flatnonzero(step.send_of >= 0)
     sizes = [job.classes[rank].send_bytes for rank in step.layout.rank[blocks].tolist()]
-    return found | dict(zip(step.send_of[blocks].tolist(), sizes, strict=True))
+    sends = [_Bytes(message=size, sent=size) for size in sizes]
+    return found | dict(zip(step.send_of[blocks].tolist(), sends, strict=True))
 
 
-def _row_bytes(step: StepProgram, op: int) -> float:
-    """Message bytes of a traced collective, 0 for other ops."""
+def _row_bytes(step: StepProgram, job: PipelineJob, op: int) -> _Bytes | None:
+    """Bytes of a traced collective, None for other ops."""
     if int(step.program.ops.charge[op]) not in TRANSFERS or int(step.program.ops.row[op]) < 0:
-        return 0.0
+        return None
     graph = step.pool.templates[int(step.pool.template_of[step.program.source[op]])].source.graph
-    return float(graph.message_bytes[int(step.program.ops.row[op])])
+    row = int(step.program.ops.row[op])
+    kind, axis = Collective(int(graph.collective[row])), Axis(int(graph.axis[row]))
+    return _moved(job, kind, axis, float(graph.message_bytes[row]))
 
 
 def _name(step: StepProgram, op: int, known: str | None) -> str:

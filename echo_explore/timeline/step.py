@@ -22,7 +22,7 @@ from echo_explore.timeline.explain import StepExplanation, explain_run
 from echo_explore.timeline.folding import Period, find_period, trial_lengths
 from echo_explore.timeline.job import PipelineJob
 from echo_explore.timeline.layout import lay_out
-from echo_explore.timeline.meeting import coupled_blocks, with_shared_times
+from echo_explore.timeline.meeting import blocks_in_step, coupled_blocks, out_of_step, with_peers, with_shared_times
 from echo_explore.timeline.ops import NUM_STREAMS, Stream
 from echo_explore.timeline.overlap import disturbed_blocks, first_guess, is_sensitive, paired_blocks
 from echo_explore.timeline.pipeline import StepProgram, build_step
@@ -151,26 +151,34 @@ def _run_collapsed(
 ) -> _Run:
     """A run in which every block that a data-parallel transfer touches has its rows, if that can make a difference.
 
-    Blocks are given their rows until no body overlaps such a transfer: then bodies ran as their rows would have.
+    Blocks are given their rows until no body overlaps such a transfer, and those in which kinds of replicas exchange
+    tokens until all bodies of them are started together: then bodies ran as their rows would have.
     """
     layout = lay_out(job, num_micro_batches)
     sensitive = is_sensitive(job, blocks, pairs)
     is_paired = paired_blocks(job, layout)
-    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout) | coupled_blocks(job, blocks, layout)
+    coupled = coupled_blocks(job, blocks, layout) & ~is_paired
+    in_step = coupled & blocks_in_step(job, blocks, layout) & (job.jitter_sigma_log == 0)
+    is_expanded: npt.NDArray[np.bool_] = first_guess(job, layout) | (coupled & ~in_step)
     if detail_first:
         first = layout.at[..., 0]
         is_expanded[first[first >= 0]] = True
         is_expanded &= ~is_paired
     num_ops = 0
     while True:
+        if in_step.any():
+            is_expanded = is_expanded | (with_peers(job, layout, is_expanded) & coupled)
         step = build_step(job, blocks, layout, is_expanded, is_paired)
         times = run_program(step.program, pairs)
         num_ops += step.program.ops.num_ops
-        disturbed = disturbed_blocks(step, times) if sensitive else np.zeros(0, dtype=np.int64)
-        if disturbed.size == 0:
+        missing = np.zeros(layout.num_blocks, dtype=np.bool_)
+        if sensitive:
+            missing[disturbed_blocks(step, times)] = True
+        if in_step.any():
+            missing |= out_of_step(job, layout, times.start_s[step.entry], in_step & ~is_expanded)
+        if not missing.any():
             return _Run(step=step, times=times, num_ops=num_ops)
-        is_expanded = is_expanded.copy()
-        is_expanded[disturbed] = True
+        is_expanded = is_expanded | missing
 
 
 def _summarise(

@@ -64,7 +64,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
         data=experts // math.gcd(experts, request.tensor_parallel * request.context_parallel),
         expert=request.expert_parallel,
         expert_tensor=request.expert_tensor_parallel,
-        rank=_busiest(request) * request.expert_tensor_parallel,
+        rank=_expert_rank(request) * request.expert_tensor_parallel,
     )
     axes = megatron_cluster.start_cluster(degrees)
     schedule = Schedule(narrow_gradients=request.narrow_gradients)
@@ -112,8 +112,10 @@ def _names(request: TraceRequest) -> list[str]:
     return [f"{AGAIN}{kind}" for kind in kinds if some] + [f"layer.{kind}" for kind in kinds]
 
 
-def _busiest(request: TraceRequest) -> int:
-    """The expert-parallel rank whose experts get most: the others wait for it in every exchange."""
+def _expert_rank(request: TraceRequest) -> int:
+    """The expert-parallel rank that is played; without choice that whose experts get most."""
+    if request.expert_rank >= 0:
+        return request.expert_rank
     routing = megatron_model.routing_of(request)
     return 0 if routing is None else routing.busiest(request.expert_parallel)
 

@@ -24,6 +24,7 @@ class TraceRequest:
             TrainingRecipe.
         fused_router: see StackProfile.
         pads_experts: experts copy their tokens to rows of 16 or 32 each, for products in 8 and 4 bits.
+        expert_rank: expert-parallel rank that is played; -1: that whose experts get most.
         fp8_scales: see StackProfile; `known` where nothing is in fp8.
         fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
     """
@@ -57,6 +58,7 @@ class TraceRequest:
     overlap_shared_experts: bool = False
     fused_router: bool = False
     pads_experts: bool = False
+    expert_rank: int = -1
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON value of the request, the key's content."""
@@ -64,7 +66,7 @@ class TraceRequest:
         model["layer_kinds"] = sorted(set(self.model.layer_kinds))
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
         request["recompute"] = traced_form(self.recompute)
-        _leave_out(request, {"pads_experts": False})
+        _leave_out(request, {"pads_experts": False, "expert_rank": -1})
         _leave_out(model, {"yarn_scaling_factor": 1.0})
         return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
 

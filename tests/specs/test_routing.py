@@ -100,3 +100,12 @@ def test_what_is_wrong_is_named(overrides: tuple[str, ...], layout: str, message
 def test_tensor_ranks_hold_experts() -> None:
     job(layout="tp=4,pp=1,dp=2,ep=8,sp=1")
     job(layout="tp=4,pp=1,dp=2,ep=2,etp=4,sp=1")
+
+
+def test_units_with_the_same_load_are_alike() -> None:
+    routing = Routing(num_experts=8, experts_per_token=1, load=(1, 1, 2, 2, 1, 1, 3, 1))
+    assert routing.alike(4, by_total=True) == ((1, 0, 1, 0), (1, 0))
+    assert routing.alike(4, by_total=False) == ((1, 0, 1, 2), (1, 0, 3))
+    assert routing.alike(8, by_total=True) == ((1, 1, 2, 2, 1, 1, 0, 1), (6, 0, 2))
+    assert routing.shares(4) == pytest.approx([2 / 12, 4 / 12, 2 / 12, 4 / 12])
+    assert Routing(num_experts=8, experts_per_token=2).alike(4, by_total=True) == ((0, 0, 0, 0), (0,))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Collective
+from echo_explore.graph import Axis, Collective
 from echo_explore.testing.strategies import equal_stages_job, interference
 from echo_explore.timeline import GradientBucket, StepTimeline, simulate_step, write_perfetto
 from echo_explore.timeline import perfetto as module
@@ -201,12 +201,25 @@ def test_the_load_of_links_is_bytes_over_time() -> None:
     assert all(span.message_bytes > 0 for span in rows)
     assert all(span.message_bytes == 0 for span in step.spans if span.charge in (Charge.KERNEL, Charge.BODY))
     events = module.trace_object(step)["traceEvents"]
-    load = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"].startswith("link load")]
+    load = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"].startswith("link load, pipeline")]
     assert 2e6 / 0.1 in load
     assert load[-1] == min(load) == 0.0
     whole = timeline()
     buckets = [span for span in whole.spans if span.name.startswith("gradient bucket")]
     assert {span.message_bytes for span in buckets} == {1.0}
+
+
+def test_the_load_counts_what_a_rank_sends() -> None:
+    """Of a sum over 4 ranks one and a half times the message, over 2 the message; two axes each by itself."""
+    rows = [("async", 0.5), ("exchange", 0.5), ("wait", 0.0)]
+    job = equal_stages_job(num_stages=1, num_micro_batches=1, forward=rows)
+    job = replace(job, group_ranks={Axis.TENSOR: 4, Axis.EXPERT: 2})
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    for span in step.spans:
+        factor = {Charge.TENSOR: 1.5, Charge.EXPERT: 1.0}.get(span.charge, 0.0)
+        assert span.sent_bytes == pytest.approx(factor * span.message_bytes)
+    names = {e["name"] for e in module.trace_object(step)["traceEvents"] if e["ph"] == "C"}
+    assert {"link load, tensor, bytes/s sent", "link load, expert, bytes/s sent"} <= names
 
 
 def test_counters_of_the_protobuf_trace(tmp_path: Path) -> None:
@@ -221,7 +234,7 @@ def test_counters_of_the_protobuf_trace(tmp_path: Path) -> None:
         event = packet.track_event
         if event.type == event.TYPE_COUNTER:
             values.setdefault(counters[event.track_uuid].name, []).append(event.double_counter_value)
-    assert values.keys() == {"activation bytes kept", "transfers under way", "link load, message bytes/s"}
+    assert values.keys() == {"activation bytes kept", "transfers under way", "link load, pipeline, bytes/s sent"}
     assert (min(values["activation bytes kept"]), max(values["activation bytes kept"])) == (0.0, 40.0)
 
 

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Axis, Collective
+from echo_explore.graph import Axis, Collective, Phase, TimedGraph
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs, timed_graph
 from echo_explore.timeline import (
     ChunkJob,
@@ -24,6 +25,7 @@ from echo_explore.timeline import (
     with_slow_ranks,
     with_unlike_replicas,
 )
+from echo_explore.timeline.meeting import meets_over_replicas
 from tests.timeline.test_step import check_equal
 
 NONE = interference()
@@ -95,9 +97,107 @@ def test_only_replicas_of_an_expert_group_wait_at_its_exchanges() -> None:
         ("stage", 2), ("stage, exchanges with slow replica", 1), ("stage, 3 x as slow, slow replica", 1),
     ]  # fmt: skip
     assert step.stage_finish_s == pytest.approx((8 * 1.5, 8 * 3.5 - 2.0, 8 * 3.5))
-    overlapped = replace(job, overlap_exchanges=True)
-    with pytest.raises(SpecError, match="overlap_expert_exchange=false"):
-        _step(_slow(overlapped, 3.0, 1, 4, per_exchange=2))
+
+
+def test_pairs_of_passes_wait_for_slow_replicas_that_they_exchange_tokens_with() -> None:
+    """A forward and a backward of 0.5 s of exchange beside 1 s of the other's kernel: 3 s apart, 2.5 s as a pair.
+
+    Replica 0 is three times as slow, 1 exchanges with it and waits at every pair, 2 and 3 do not.
+    """
+    rows = [("exchange", 0.5), ("gemm", 1.0)]
+    job = equal_stages_job(num_stages=1, num_micro_batches=6, forward=rows, backward=rows)
+    job = replace(job, overlap_exchanges=True, stages=(replace(job.stages[0], multiplicity=4),))
+    alone = _step(job)
+    assert alone.step_time_s < 6 * 3.0
+    step = _step(_slow(job, 3.0, 1, 4, per_exchange=2))
+    assert step.stage_finish_s[0] == alone.step_time_s
+    slow = _step(replace(job, stages=slowed_kernels(job.stages, {0: 3.0}))).step_time_s
+    assert step.stage_finish_s[2] == pytest.approx(slow)
+    assert slow - 2.0 <= step.stage_finish_s[1] <= slow
+    assert [times.multiplicity for times in step.classes] == [2, 1, 1]
+    check_equal(step, _step(_slow(job, 3.0, 1, 4, per_exchange=2), fold=False), rel=1e-9)
+
+
+LOADED = [("gemm", 0.5), ("exchange", 0.25), ("gemm", 1.0), ("exchange", 0.25), ("gemm", 0.5)]
+
+
+def _loaded(job: PipelineJob, loads: tuple[float, ...], num_groups: int = 1) -> PipelineJob:
+    """Ranks of expert groups whose experts take so many times as long; what comes before and behind them does not."""
+
+    def kind(load: float) -> ReplicaKind:
+        def graph(timed: TimedGraph) -> TimedGraph:
+            exchanges = np.flatnonzero(timed.graph.is_collective & (timed.graph.axis == Axis.EXPERT))
+            inside = np.zeros(timed.graph.num_ops, dtype=np.bool_)
+            for first, last in zip(exchanges[::2], exchanges[1::2], strict=False):
+                inside[first:last] = timed.graph.is_compute[first:last]
+            return replace(timed, time_s=np.where(inside, timed.time_s * load, timed.time_s))
+
+        def chunk(c: ChunkJob) -> ChunkJob:
+            split = c.split and replace(c.split, input=graph(c.split.input), weight=graph(c.split.weight))
+            return replace(c, forward=graph(c.forward), backward=graph(c.backward), split=split)
+
+        stages = tuple(replace(s, chunks=tuple(chunk(c) for c in s.chunks)) for s in job.stages)
+        return ReplicaKind(label=f"load {load:g}", stages=stages)
+
+    kind_of = [*range(1, len(loads) + 1)] * num_groups
+    return with_unlike_replicas(job, [kind(load) for load in loads], kind_of, replicas_per_exchange=len(loads))
+
+
+def test_ranks_with_other_loads_are_classes_that_cost_one_body_a_pass() -> None:
+    """Four loads of an expert group: all wait for the fullest at every combine; only measuring has their rows."""
+    job = equal_stages_job(num_stages=4, num_micro_batches=200, forward=LOADED, backward=LOADED, send_s=0.1)
+    job = replace(job, stages=tuple(replace(stage, multiplicity=32) for stage in job.stages))
+    step = _step(_loaded(job, (1.0, 2.0, 0.5, 1.5), num_groups=8))
+    fullest = _step(_loaded(job, (2.0,)))
+    assert step.num_rank_classes == 16
+    assert [times.multiplicity for times in step.classes] == [8] * 16
+    assert step.step_time_s == pytest.approx(fullest.step_time_s, rel=1e-12)
+    assert step.num_simulated_ops < 4.2 * fullest.num_simulated_ops
+    waits = [step.classes[4 * k].exposed_s["bubble"] for k in range(4)]
+    bubble_s = waits[1]
+    assert waits == pytest.approx([bubble_s + 400.0, bubble_s, bubble_s + 600.0, bubble_s + 200.0])
+    assert step.critical_class in range(4, 8)  # of those that end together, the one that waits least
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    job=pipeline_jobs(max_stages=2, max_micro_batches=5),
+    loads=st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.0]), min_size=1, max_size=4),
+    moe=st.booleans(),
+    slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1)]),
+)
+def test_folded_loads_equal_a_class_for_every_rank(
+    job: PipelineJob, loads: list[float], moe: bool, slow: tuple[float, float]
+) -> None:
+    if moe and job.schedule in ("1f1b", "interleaved", "no-pipelining", "gpipe"):
+        chunk = ChunkJob(forward=timed_graph(LOADED), backward=timed_graph(LOADED, phase=Phase.BACKWARD))
+        traffic = [stage.chunks[0] for stage in job.stages]
+        stages = tuple(
+            replace(
+                stage,
+                chunks=(
+                    replace(
+                        chunk,
+                        buckets=tuple(replace(b, ready_after=min(b.ready_after, 4)) for b in c.buckets),
+                        gathers=tuple(replace(g, needed_before=min(g.needed_before, 4)) for g in c.gathers),
+                    ),
+                )
+                * len(stage.chunks),
+            )
+            for stage, c in zip(job.stages, traffic, strict=True)
+        )
+        job = replace(job, stages=stages)
+    job = replace(job, stages=tuple(replace(stage, multiplicity=12) for stage in job.stages))
+    job = _loaded(job, tuple(loads))
+    model = interference(*slow)
+    folded = simulate_step(job, interference=model, fidelity="kernel")
+    check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+    apart = simulate_step(one_by_one(job), interference=model, fidelity="kernel", fold=False)
+    assert apart.step_time_s == pytest.approx(folded.step_time_s, rel=1e-6)
+    p, counts = len(job.stages), [job.num_replicas, *(variant.num_replicas for variant in job.variants)]
+    of_ranks = [folded.stage_finish_s[k * p : (k + 1) * p] for k, count in enumerate(counts) for _ in range(count)]
+    assert apart.stage_finish_s == pytest.approx([finish_s for own in of_ranks for finish_s in own], rel=1e-6)
+    assert step_time_lower_bound(job) <= folded.step_time_s * (1 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -116,7 +216,9 @@ def test_kinds_that_run_the_same_are_one(job: PipelineJob, factor: float, num_sl
 @st.composite
 def unlike_jobs(draw: st.DrawFn) -> PipelineJob:
     """Small jobs with up to three kinds of replicas, which may exchange tokens with each other."""
-    job = replace(draw(pipeline_jobs(max_stages=3, max_micro_batches=5)), overlap_exchanges=False)
+    job = draw(pipeline_jobs(max_stages=3, max_micro_batches=5))
+    overlapped = job.overlap_exchanges and not meets_over_replicas(job)
+    job = replace(job, overlap_exchanges=overlapped)
     stages = tuple(replace(stage, multiplicity=60) for stage in job.stages)
     factors = st.sampled_from([1.0, 1.25, 2.0])
     slow = slowed_kernels(stages, {s: draw(factors) for s in range(len(stages))})

@@ -25,7 +25,7 @@ def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> Non
 def _body_s(rows: list[OpRow], times: list[float], host: list[float] | None) -> float:
     timed = TimedGraph(graph=build_graph(rows), time_s=np.array(times), sigma_log=np.zeros(len(rows)))
     template = expand(timed, host_row_s=None if host is None else np.array(host))
-    (body,) = _measure([template], checked_pairs(NoInterference()))
+    ((body,),) = _measure([[template]], checked_pairs(NoInterference()))
     return float(body.ops.duration_s.sum())
 
 
@@ -124,8 +124,9 @@ def test_blocking_launches_put_the_host_between_kernels() -> None:
     ]
     timed = TimedGraph(graph=build_graph(rows), time_s=np.array([4.0, 2.0, 1.0, 0.0]), sigma_log=np.zeros(4))
     host = np.array([0.5, 0.25, 0.5, 0.0])
-    (free,) = _measure([expand(timed, host_row_s=host)], checked_pairs(NoInterference()))
-    (blocking,) = _measure([expand(timed, host_row_s=host, launch_blocking=True)], checked_pairs(NoInterference()))
+    ((free,),) = _measure([[expand(timed, host_row_s=host)]], checked_pairs(NoInterference()))
+    held = expand(timed, host_row_s=host, launch_blocking=True)
+    ((blocking,),) = _measure([[held]], checked_pairs(NoInterference()))
     assert free.ops.duration_s.sum() == pytest.approx(6.0)  # the last kernel runs beside the collective
     assert blocking.ops.duration_s.sum() == pytest.approx(4.0 + 2.0 + 1.0 + 1.25)
     assert blocking.charges is not None

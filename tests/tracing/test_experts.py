@@ -121,3 +121,20 @@ def test_experts_in_8_bits_copy_their_tokens_to_full_rows(service: TraceService)
         assert graph.num_ops == plain.num_ops + 3
         moved = sum(graph.bytes_read[i] + graph.bytes_written[i] for i in copies if graph.dims[i, 1] == HIDDEN)
         assert moved == 4 * 2.0 * TOKENS * TOP * HIDDEN
+
+
+def test_a_rank_of_ones_own_choice_has_the_load_of_its_experts(service: TraceService) -> None:
+    load = (3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 2.0, 1.0)
+    busiest = request(MOE, expert_parallel=4, expert_load=load)
+    assert "expert_rank" not in busiest.canonical()
+    rows = {}
+    for rank in (-1, 0, 2):
+        piece = service.trace(request(MOE, expert_parallel=4, expert_load=load, expert_rank=rank)).pieces["layer.moe"]
+        grouped = piece.forward.op_class == OpClass.GROUPED_GEMM
+        groups, m = (piece.forward.dims[grouped, i] for i in (0, 1))
+        rows[rank] = set((groups * m).tolist())
+        exchanged = piece.forward.is_collective & (piece.forward.axis == Axis.EXPERT)
+        assert exchanged.sum() == 3
+    assert rows[-1] == rows[0]
+    (most,), (least,) = rows[0], rows[2]
+    assert most / least == pytest.approx(5 / 2, rel=0.01)
