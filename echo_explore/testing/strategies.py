@@ -140,7 +140,7 @@ def pipeline_jobs(
     if schedule == "dualpipev":
         num_micro_batches = draw(st.integers(2 * num_stages, 2 * num_stages + 4))
     elif schedule == "dualpipe":
-        num_stages += num_stages % 2
+        num_stages -= num_stages % 2
         num_micro_batches = 2 * num_stages + 2 * draw(st.integers(0, 2))
     elif schedule == "megatron" and num_chunks > 1:
         num_micro_batches = num_stages * draw(st.integers(1, max(1, max_micro_batches // num_stages)))
