@@ -75,6 +75,7 @@ class _Prepared:
 
 _PREPARED: Recent[_Prepared] = Recent(64)
 _MEASURED: Recent[Template] = Recent(256)
+_BLOCKS: Recent[Blocks] = Recent(16)
 
 
 @lru_cache(maxsize=256)
@@ -111,6 +112,27 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
         pairs: slowdowns, which act between the kernels and the collectives of one block too.
         fidelity: "kernel": rows as traced; "block": kernels between communications coalesced.
     """
+    key = _content(job, pairs, fidelity)
+    if key is not None and (known_blocks := _BLOCKS.get(key)) is not None:
+        return known_blocks
+    blocks = _blocks_of(job, pairs, fidelity)
+    if key is not None:
+        _BLOCKS.keep(key, blocks)
+    return blocks
+
+
+def _content(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Key | None:
+    """What the blocks of a job without data-parallel traffic, replicas all alike, follow from; None for others."""
+    chunks = [chunk for stage in job.stages for chunk in stage.chunks]
+    if job.variants or job.overlap_exchanges or any(chunk.buckets or chunk.gathers for chunk in chunks):
+        return None
+    graphs = [timed for chunk in chunks for timed in (chunk.forward, chunk.backward)]
+    graphs += [timed for chunk in chunks if chunk.split for timed in (chunk.split.input, chunk.split.weight)]
+    schedule = (job.schedule, job.schedule_lines, job.num_micro_batches, len(job.stages))
+    return (*schedule, fidelity, _host_key(job), pairs.digest, *(timed.digest for timed in graphs))
+
+
+def _blocks_of(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks:
     num_chunks = len(job.stages[0].chunks)
     which = np.full((len(job.classes), NUM_KINDS, num_chunks), -1, dtype=np.int64)
     orders = schedule_of(job, job.num_micro_batches).orders

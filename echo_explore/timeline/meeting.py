@@ -43,6 +43,8 @@ def coupled_blocks(job: PipelineJob, blocks: Blocks, layout: Layout) -> npt.NDAr
 
 def blocks_in_step(job: PipelineJob, blocks: Blocks, layout: Layout) -> npt.NDArray[np.bool_]:
     """(num_blocks,) coupled blocks that may run as one body as long as all kinds that meet in them start together."""
+    if not job.variants:
+        return np.zeros(layout.num_blocks, dtype=np.bool_)
     axes = [bool(np.isin(template.ops.axis, OVER_REPLICAS).any()) for template in blocks.expanded]
     distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
     in_step: npt.NDArray[np.bool_] = blocks.in_step[layout.rank, layout.phase, layout.chunk]

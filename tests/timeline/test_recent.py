@@ -13,7 +13,7 @@ from echo_explore.timeline.recent import Recent
 
 def forget() -> None:
     of_steps = (pipeline._ALIKE, pipeline._SAME, pipeline._POOLS, pipeline._EPILOGUES)
-    for kept in (blocks._PREPARED, blocks._MEASURED, *of_steps):
+    for kept in (blocks._PREPARED, blocks._MEASURED, blocks._BLOCKS, *of_steps):
         kept._values.clear()
 
 
