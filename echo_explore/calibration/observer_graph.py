@@ -56,8 +56,33 @@ _HELPERS = ("aten::fill_", "aten::zero_", "aten::resize_")
 """What operators call to prepare their results."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A file of ExecutionTraceObserver.
+
+    Attributes:
+        found: the trace of a rank where the file names the groups of all collectives, else the graph.
+        calls: its nodes by id, in the order of their starts.
+        call_of_row: (num_ops,) the id of the node of each row; -1 for a WAIT.
+    """
+
+    found: ExecutionGraph | RankTrace
+    calls: Mapping[int, Call]
+    call_of_row: tuple[int, ...]
+
+    @property
+    def graph(self) -> ExecutionGraph:
+        """The rows."""
+        return self.found.graph if isinstance(self.found, RankTrace) else self.found
+
+
 def read_observer_trace(path: Path) -> ExecutionGraph | RankTrace:
-    """What an ExecutionTraceObserver wrote: the trace of a rank where it names the groups of all collectives.
+    """What an ExecutionTraceObserver wrote; see `observed`."""
+    return observed(path).found
+
+
+def observed(path: Path) -> Observed:
+    """What an ExecutionTraceObserver wrote, with the nodes of its rows.
 
     Rows are operators of a known class, and others that call none which works; views and allocations have none. A run
     on a GPU has only rows that touch it. An asynchronous collective has a WAIT before the first row that needs it.
@@ -74,7 +99,7 @@ def read_observer_trace(path: Path) -> ExecutionGraph | RankTrace:
     if not builder.rows:
         rule = f"has {len(calls)} nodes, but no operator that does something"
         raise SpecError("file", str(path), rule, "record a step with ExecutionTraceObserver")
-    return builder.finish()
+    return Observed(found=builder.finish(), calls=calls, call_of_row=tuple(builder.calls))
 
 
 def _outermost(calls: Mapping[int, Call]) -> list[Call]:
@@ -108,6 +133,7 @@ class _Written:
 class _Builder:
     def __init__(self, *, path: Path, groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         self.rows: list[OpRow] = []
+        self.calls: list[int] = []
         self._path = path
         self._groups = groups
         self._ranks: list[tuple[int, ...] | None] = []
@@ -137,7 +163,7 @@ class _Builder:
         for dep in sorted(deps):
             if self.rows[dep].asynchronous and dep not in self._waited:
                 self._waited.add(dep)
-                self._append(OpRow(kind=OpKind.WAIT, name="wait", phase=row.phase, awaits=dep, deps=(dep,)), None)
+                self._append(OpRow(kind=OpKind.WAIT, name="wait", phase=row.phase, awaits=dep, deps=(dep,)), None, -1)
         row.deps = tuple(sorted(deps))
         if row.phase is Phase.BACKWARD:
             row.forward_op = self._row_of_sequence.get(sequence, -1)
@@ -146,10 +172,11 @@ class _Builder:
         for tensor in writes:
             kept = [w for w in self._writers.get(tensor.storage, ()) if w.start < tensor.start or w.stop > tensor.stop]
             self._writers[tensor.storage] = [*kept, _Written(tensor.start, tensor.stop, len(self.rows))]
-        self._append(row, ranks)
+        self._append(row, ranks, call.number)
 
-    def _append(self, row: OpRow, ranks: tuple[int, ...] | None) -> None:
+    def _append(self, row: OpRow, ranks: tuple[int, ...] | None, call: int) -> None:
         self.rows.append(row)
+        self.calls.append(call)
         self._ranks.append(ranks)
 
     def _dependences(self, reads: Iterable[Tensor]) -> set[int]:

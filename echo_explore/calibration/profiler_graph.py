@@ -21,7 +21,8 @@ from echo_explore.core import SpecError
 from echo_explore.graph import ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
 
 Event = Mapping[str, Any]
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of events of what runs on a GPU."""
 _HOST_SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _LARGEST_BYTES = 2**62
 _STREAM_WAIT = "Stream Wait Event"
@@ -62,7 +63,7 @@ def measured_graph(path: Path) -> MeasuredGraph:
     events = [e for e in read_events(path).events if e.get("ph") in ("X", "s", "f", None)]
     complete = [e for e in events if e.get("ph") == "X" and _is_number(e.get("ts")) and _is_number(e.get("dur"))]
     operators = [e for e in complete if e.get("cat") == "cpu_op"]
-    device = [e for e in complete if str(e.get("cat", "")).lower() in _DEVICE and isinstance(e.get("args"), dict)]
+    device = [e for e in complete if str(e.get("cat", "")).lower() in DEVICE and isinstance(e.get("args"), dict)]
     if not device and not operators:
         rule = f"has {len(events)} events, but no kernels and no operators"
         raise SpecError("file", str(path), rule, "export it with export_chrome_trace of torch.profiler")
@@ -156,6 +157,30 @@ def _extent(event: Event) -> tuple[float, float]:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
 
 
+def _stream_numbers(device: Sequence[Event]) -> dict[Any, int]:
+    """Numbers of streams: 0 for the one with most kernels that are no collectives."""
+    kernels = Counter(e["args"].get("stream") for e in device if not is_collective(e))
+    order = [stream for stream, _ in kernels.most_common()] + [e["args"].get("stream") for e in device]
+    return {stream: i for i, stream in enumerate(dict.fromkeys(order))}
+
+
+def with_streams(graph: ExecutionGraph, kernel_of_row: Mapping[int, Event], device: Sequence[Event]) -> ExecutionGraph:
+    """A graph whose rows lie on the streams of their kernels; those without one stay where they were.
+
+    Args:
+        graph: of the run.
+        kernel_of_row: an event of a row that launched something.
+        device: all events of the GPU; none: the graph is as it was.
+    """
+    if not device:
+        return graph
+    numbers = _stream_numbers([e for e in device if isinstance(e.get("args"), dict)])
+    stream = graph.stream.copy()
+    for row, event in kernel_of_row.items():
+        stream[row] = numbers.get(event["args"].get("stream"), 0)
+    return replace(graph, stream=stream)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Builder:
     """Rows as they come, with when and how long.
@@ -176,10 +201,7 @@ class _Builder:
         self, device: Sequence[Event], launches: Mapping[Any, Event], complete: Sequence[Event], phases: _Phases
     ) -> None:
         """Rows of a run on a GPU."""
-        kernels = Counter(e["args"].get("stream") for e in device if not is_collective(e))
-        order = [stream for stream, _ in kernels.most_common()] or [device[0]["args"].get("stream")]
-        order += [e["args"].get("stream") for e in device]
-        numbers = {stream: i for i, stream in enumerate(dict.fromkeys(order))}
+        numbers = _stream_numbers(device)
         syncs = [e for e in complete if e.get("cat") == "cuda_runtime" and e.get("name") in _HOST_SYNCS]
         waits = [e for e in complete if e.get("cat") == "cuda_sync" and e.get("name") == _STREAM_WAIT]
 
