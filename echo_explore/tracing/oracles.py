@@ -5,7 +5,7 @@ the trace with its line.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -53,7 +53,24 @@ def _elements(count: int, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty((count,), dtype=tensor.dtype, device=tensor.device)
 
 
-FINDERS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.nonzero": _rows, "aten.masked_select": _elements}
+def _chosen(count: int, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any) -> torch.Tensor:
+    """Of `x[mask]`: the dimensions of the mask become one."""
+    (mask,) = (index for index in indices if index is not None)
+    before = next(i for i, index in enumerate(indices) if index is not None)
+    shape = (*tensor.shape[:before], count, *tensor.shape[before + mask.dim() :])
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _distinct(count: int, tensor: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Of `unique`: values, where each element went, and how many went there."""
+    place = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
+    counts = torch.empty((count,), dtype=torch.int64, device=tensor.device)
+    return _elements(count, tensor), place, counts
+
+
+FINDERS: Mapping[str, Callable[..., Any]] = {
+    "aten.nonzero": _rows, "aten.masked_select": _elements, "aten.index": _chosen, "aten._unique2": _distinct,
+}  # fmt: skip
 """Operators whose result has as many elements as the data says, and their result of a number of elements."""
 
 
@@ -107,6 +124,16 @@ class Oracles:
                 f"{rule}; fix: add the place to `KNOWN` in tracing/oracles.py, or trace a script with {own}"
             )
         return TraceError(f"{rule}; fix: add {own} to the script")
+
+    def without_size(self, what: str) -> TraceError:
+        """The error of an operator whose result has a size that the data says, and that no oracle can be given for."""
+        frame = program_frame()
+        place = "" if frame is None else f" at {frame[0]}:{frame[1]}"
+        known = ", ".join(FINDERS)
+        return TraceError(
+            f"{what}{place} = (unknown): the size of its result is known to a GPU only, and oracles are for {known}; "
+            "fix: choose by a mask and one of these, or keep the size and multiply by the mask"
+        )
 
     def unknown_in(self, error: BaseException) -> TraceError:
         """The error of a value that the program read before its step, where no oracle is asked."""

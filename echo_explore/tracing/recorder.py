@@ -362,7 +362,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The result of an operator whose size the host must wait for."""
         make = FINDERS.get(name)
         if make is None:
-            raise self.oracles.unknown(name)
+            raise self.oracles.without_size(name)
         count = self.oracles.size(name)
         self._host_wait(name, count)
         with self.paused():

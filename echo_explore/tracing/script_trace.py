@@ -26,7 +26,10 @@ from echo_explore.tracing.oracles import Oracles, oracles_of
 from echo_explore.tracing.recorded_step import ordered_step
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.script_attention import fused_attention, masks_as_on_a_gpu
+from echo_explore.tracing.script_data import loaders_on_the_host
 from echo_explore.tracing.script_meshes import meshes_with_axes
+
+_TRACER = f"{Path(__file__).parent}/"
 
 
 def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> RankTrace:
@@ -82,6 +85,7 @@ def trace_step(
         _unknown_values(recorder.oracles) if oracles is None else contextlib.nullcontext(),
         meshes_with_axes(axes),
         replicas(),
+        loaders_on_the_host(),
         fused_attention(),
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.autograd.set_multithreading_enabled(False),
@@ -91,6 +95,10 @@ def trace_step(
         model: Any = None
         if isinstance(step, tuple) and len(step) == 2:
             step, model = step
+        if isinstance(step, torch.nn.Module):
+            raise TraceError(
+                f"{where}: returned a model, not a function; fix: return a step that runs it, and the model"
+            )
         if not callable(step):
             raise TraceError(f"{where}: returned {type(step).__name__}, not a function; fix: return the step, uncalled")
         if isinstance(model, torch.nn.Module):
@@ -155,8 +163,9 @@ def _raising(where: str, path: Path, rank: int, world_size: int) -> Iterator[Non
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), 0)
-        lines = traceback.format_list(frames[own:]) + traceback.format_exception_only(error)
+        own = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
+        outside = [frame for frame in frames[own:] or frames if not frame.filename.startswith(_TRACER)]
+        lines = traceback.format_list(outside) + traceback.format_exception_only(error)
         raise TraceError(
             f"{where}: raised {type(error).__name__} as rank {rank} of {world_size}; fix: see its traceback\n"
             f"Traceback of {path.name}:\n{''.join(lines).rstrip()}"

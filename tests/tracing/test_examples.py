@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_explore.graph import Axis, Collective, DType, OpClass, RankTrace
+from echo_explore.graph import Axis, Collective, DType, OpClass, Phase, RankTrace
 from echo_explore.simulate import default_simulator, predict_trace
 from echo_explore.specs import load_cluster, load_stack
 from echo_explore.testing.traces import HandmadeTracer
@@ -125,3 +125,30 @@ def test_every_schedule_computes_and_sends_what_its_stages_must(
     sends, receives = (int((graph.collective == kind).sum()) for kind in (Collective.SEND, Collective.RECV))
     assert sends == batches * (forwards + backwards)
     assert receives == batches * (sum(stage > 0 for stage in held) + sum(stage < last for stage in held) - 2 * local)
+
+
+def test_context_parallelism_sends_keys_and_values_round_and_runs_attention_again(service: TraceService) -> None:
+    graph = step(service, "long_sequence_step.py", "context", world_size=16).graph
+    batch, length, hidden, ranks = 2, 2048, 512, 4
+    tokens = batch * length // ranks
+    products = 2.0 * tokens * 4 * hidden**2
+    attention = 2.0 * batch * length**2 * hidden / ranks  # half of the square
+    again = products + attention - 2.0 * tokens * hidden**2  # it stops before the last product, which saves nothing
+    assert graph.flop[graph.phase == Phase.RECOMPUTE].sum() == pytest.approx(again, rel=1e-3)
+    # Input gradients are not asked for: the first product has none.
+    backward = 2 * products - 2.0 * tokens * 3 * hidden**2 + 2.5 * attention
+    assert graph.flop.sum() == pytest.approx(products + attention + again + backward, rel=1e-3)
+    sent = graph.is_collective & (graph.axis == Axis.CONTEXT)
+    keys_and_values = 2.0 * 2 * tokens * hidden
+    assert sent.sum() > 0
+    assert set((graph.message_bytes[sent] % (keys_and_values / 2)).tolist()) == {0.0}
+
+
+def test_sequence_parallelism_gathers_and_scatters(service: TraceService) -> None:
+    graph = step(service, "long_sequence_step.py", "sequence", world_size=16).graph
+    sizes = graph.message_bytes[graph.axis == Axis.TENSOR].tolist()
+    kinds = graph.collective[graph.axis == Axis.TENSOR].tolist()
+    states = 2.0 * 2 * 2048 * 512
+    large = [kind for kind, size in zip(kinds, sizes, strict=True) if size > 1e5]
+    assert large == [Collective.ALL_GATHER, Collective.REDUCE_SCATTER] * 2
+    assert {size for size in sizes if size > 1e5} == {states}

@@ -74,6 +74,7 @@ def test_a_raising_script_shows_its_traceback_and_its_rank(service: TraceService
     [
         ("x = 1\n", "no such function"),
         ("def build():\n    return 3\n", "returned int, not a function"),
+        ("import torch\ndef build():\n    return torch.nn.Linear(2, 2)\n", "returned a model, not a function"),
         ("def build():\n    return lambda: None\n", "ran nothing on the GPU"),
         ("import sys\ndef build():\n    sys.exit(1)\n", "raised SystemExit"),
         ("def build(:\n", "raised SyntaxError"),
@@ -87,3 +88,77 @@ def test_what_is_no_step_is_refused(service: TraceService, tmp_path: Path, text:
 def test_a_rank_outside_of_the_world_is_refused(service: TraceService, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="rank = 8: must be 0 to 7"):
         service.trace_script(script(tmp_path, ""), "build", world_size=8, rank=8)
+
+
+LOADER = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def build():
+    model = torch.nn.Linear(64, 8).cuda()
+    data = TensorDataset(torch.randn(96, 64), torch.zeros(96, dtype=torch.int64))
+    batches = iter(DataLoader(data, 32, shuffle=True, num_workers=4, pin_memory=True, persistent_workers=True))
+
+    def step():
+        inputs, labels = (t.to("cuda", non_blocking=True) for t in next(batches))
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+
+    return step, model
+"""
+
+
+def test_a_data_loader_with_workers_gives_its_batches(service: TraceService, tmp_path: Path) -> None:
+    graph = service.trace_script(script(tmp_path, LOADER), "build", world_size=8, rank=3)
+    products = graph.dims[graph.op_class == OpClass.GEMM]
+    assert products[0].tolist()[:4] == [1, 32, 8, 64]
+    assert (graph.kind == OpKind.HOST_SYNC).sum() == 0
+
+
+MASKED = """
+import torch
+
+def build():
+    model = torch.nn.Linear(64, 8).cuda()
+    def step():
+        out = model(torch.randn(32, 64, device="cuda"))
+        torch.unique(out.argmax(-1))
+        out[torch.randn(32, device="cuda") > 0].sum().backward()
+    return step
+"""
+
+
+def test_sizes_of_masks_and_of_distinct_values_have_oracles(service: TraceService, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"aten\._unique2 at mine\.py:8 = \(unknown\).*fix: add ECHO_ORACLES = "):
+        service.trace_script(script(tmp_path, MASKED), "build", world_size=8, rank=0)
+    known = MASKED + 'ECHO_ORACLES = {"mine.py:8": 5, "mine.py:9": 13}\n'
+    trace = service.script_step(script(tmp_path, known), "build", world_size=8, rank=0)
+    assert [oracle["assumed"] for oracle in trace.oracles] == [5, 13]
+    text = MASKED.replace("torch.unique(", "torch.unique_consecutive(")
+    with pytest.raises(
+        TraceError, match=r"unique_consecutive at mine\.py:8 .*oracles are for aten.nonzero.*fix: choose"
+    ):
+        service.trace_script(script(tmp_path, text), "build", world_size=8, rank=0)
+
+
+def test_a_step_that_wants_arguments_shows_no_line_of_the_tracer(service: TraceService, tmp_path: Path) -> None:
+    path = script(tmp_path, "def build():\n    return lambda batch: None\n")
+    with pytest.raises(TraceError, match="raised TypeError as rank 3 of 8") as error:
+        service.trace_script(path, "build", world_size=8, rank=3)
+    note = error.value.__notes__[0]
+    assert "missing 1 required positional argument: 'batch'" in note
+    assert "echo_explore" not in note
+
+
+def test_a_list_that_is_read_is_one_wait(service: TraceService, tmp_path: Path) -> None:
+    text = """
+import torch
+ECHO_ORACLES = {"mine.py:step": 3}
+def build():
+    def step():
+        sums = torch.ones(4, 8, device="cuda").sum(-1)
+        assert sums.tolist() == [3] * 4
+        assert sums.mean().item() == 3
+    return step
+"""
+    graph = service.trace_script(script(tmp_path, text), "build", world_size=8, rank=0)
+    assert (graph.kind == OpKind.HOST_SYNC).sum() == 2
