@@ -4,7 +4,7 @@ from echo_explore.core import PlacementError, SpecError
 from echo_explore.specs.layout import ParallelConfig
 from echo_explore.specs.model import ModelSpec
 from echo_explore.specs.recipe import StackProfile, TrainingRecipe
-from echo_explore.specs.recompute import names_modules
+from echo_explore.specs.recompute import names_modules, recomputed_every
 from echo_explore.specs.sharding import shard_ranks
 
 
@@ -71,8 +71,9 @@ def check_native(
             "layout.tp", layout.tensor_parallel, "learned positions are not split by DTensor plans", "use tp=1"
         )
     if recipe.recompute.startswith("full:"):
-        if stack.framework == "torchtitan":
-            raise SpecError("recompute", recipe.recompute, "is not traced for torchtitan", "use full or selective")
+        if stack.framework == "torchtitan" and not recomputed_every(recipe.recompute):
+            rule = "torchtitan runs all layers again, or every N-th (selective_ac_option)"
+            raise SpecError("recompute", recipe.recompute, rule, "use full, full:every:N or selective")
         if ":uniform:" in recipe.recompute:
             rule = f"{stack.framework} runs layers again one by one"
             raise SpecError("recompute", recipe.recompute, rule, "use full, full:block:N or full:every:N")

@@ -84,6 +84,12 @@ def recomputed_groups(recompute: str, num_layers: int) -> tuple[int, ...]:
     return (1,) * min(count, num_layers) + (0,) * (num_layers - count)
 
 
+def recomputed_every(recompute: str) -> int:
+    """N of `full:every:N`; 0 for every other form."""
+    found = _LAYERS.fullmatch(recompute)
+    return int(found[2]) if found and found[1] == "every" else 0
+
+
 def recompute_of_layers(recompute: str, num_layers: int) -> tuple[str, ...]:
     """What each layer of a chunk does: `none`, `full`, or the named modules of all."""
     groups = recomputed_groups(recompute, num_layers)

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from echo_explore.specs import ModelSpec
+from echo_explore.specs.recompute import recomputed_every
 from echo_explore.tracing.megatron_config import DTYPES
 from echo_explore.tracing.native_fusion import compiled
 from echo_explore.tracing.request import TraceRequest
@@ -41,7 +42,9 @@ def job_config(request: TraceRequest) -> Any:
     config.training.mixed_precision_param = _NAMES.get(request.precision, "bfloat16")
     config.compile.enable = request.fusion == "fused"
     checkpoint = config.activation_checkpoint
-    checkpoint.mode, checkpoint.selective_ac_option = request.recompute, "op"
+    every = recomputed_every(request.recompute)
+    checkpoint.mode = "selective" if every else request.recompute
+    checkpoint.selective_ac_option = str(every) if every else "op"
     checkpoint.preserve_rng_state = False  # random states launch nothing
     checkpoint.early_stop = config.compile.enable  # a compiler drops what the backward does not need
     return config
@@ -61,7 +64,7 @@ def parallel_dims(request: TraceRequest, *, world_size: int) -> Any:
     return dims
 
 
-def build(request: TraceRequest, dims: Any, *, num_layers: int, sharded: bool) -> Any:
+def build(request: TraceRequest, dims: Any, *, num_layers: int, sharded: bool, num_again: int | None = None) -> Any:
     """The model of one rank behind torchtitan's `parallelize_llama`; call it in a fake mode.
 
     Args:
@@ -69,6 +72,7 @@ def build(request: TraceRequest, dims: Any, *, num_layers: int, sharded: bool) -
         dims: of `parallel_dims`.
         num_layers: as many.
         sharded: fp32 parameters under FSDP2; else parameters as FSDP2 gathers them, whole, without it.
+        num_again: only so many of the first layers run again; None: those that torchtitan chooses.
     """
     from torch.distributed.tensor.experimental._attention import set_rotate_method
 
@@ -87,16 +91,26 @@ def build(request: TraceRequest, dims: Any, *, num_layers: int, sharded: bool) -
     modeling.apply_rotary_emb = _plain_rotary(modeling)
     if request.fusion == "fused":
         _compile_blocks(model, modeling)
-    fully_shard = infra.apply_fsdp
+    titan("distributed.activation_checkpoint")._layer_sac_count = 0  # layers are counted over all models of a process
+    fully_shard, checkpoint = infra.apply_fsdp, infra.apply_ac
     infra.apply_fsdp = fully_shard if sharded else _leave_whole
+    infra.apply_ac = checkpoint if num_again is None else functools.partial(_first_again, checkpoint, num_again)
     try:
         model = infra.parallelize_llama(model, dims, job_config(request))
     finally:
-        infra.apply_fsdp = fully_shard
+        infra.apply_fsdp, infra.apply_ac = fully_shard, checkpoint
     model.to_empty(device="cuda")
     model.freqs_cis = torch.empty_like(model.freqs_cis, device="cuda")
     model.train()
     return model
+
+
+def _first_again(apply: Callable[..., None], count: int, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Put torchtitan's checkpoints around the first `count` layers only."""
+    first = torch.nn.ModuleDict(dict(list(model.layers.named_children())[:count]))
+    apply(types.SimpleNamespace(get_submodule=lambda _: first), *args, **kwargs)
+    for name, block in first.named_children():
+        model.layers.register_module(name, block)
 
 
 def _leave_whole(*_: Any, **__: Any) -> None:

@@ -7,15 +7,17 @@ FSDP2 gathers and reduces follows from their parameters (`simulate/sharded_graph
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import Axis, Trace
 from echo_explore.specs.native_legality import differences_from_llama
+from echo_explore.specs.recompute import recomputed_every
 from echo_explore.tracing import fake_cluster
 from echo_explore.tracing.megatron_config import DTYPES
-from echo_explore.tracing.megatron_pieces import LAYERS_OF_A_KIND, _Cutter
+from echo_explore.tracing.megatron_pieces import AGAIN, LAYERS_OF_A_KIND, _Cutter
 from echo_explore.tracing.native_pieces import run_micro_batches
 from echo_explore.tracing.native_rank import no_global_shapes
 from echo_explore.tracing.recorder import Recorder
@@ -95,8 +97,9 @@ def refuse_unsupported(request: TraceRequest) -> None:
             raise TraceError(f"model.{name}: is not that of torchtitan's Llama 3; use --framework fsdp2 or megatron")
     if request.context_parallel > 1 and request.context_exchange not in ROTATIONS:
         raise TraceError(f"context_exchange = {request.context_exchange}: PyTorch has it not; use p2p or all_gather")
-    if request.recompute not in ("none", "selective", "full"):
-        raise TraceError(f"recompute = {request.recompute}: is not traced for torchtitan; use none, selective or full")
+    if request.recompute not in ("none", "selective", "full") and not recomputed_every(request.recompute):
+        rule = "torchtitan runs all layers again, or every N-th"
+        raise TraceError(f"recompute = {request.recompute}: {rule}; use none, selective, full or full:every:N")
     if request.precision not in ("fp32", "bf16", "fp16", "fp8"):
         raise TraceError(f"precision = {request.precision}: is not traced for torchtitan; use bf16 or fp8")
     if request.attention == "unfused" or request.dropout:
@@ -121,15 +124,19 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
     quantiser = casts_of(request)
     recorder = Recorder(axes, fuse=request.fusion == "fused", quantiser=quantiser)
     narrow = DTYPES[request.precision]
+    layers, run, num_again = ["layer.dense"] * LAYERS_OF_A_KIND, request, None
+    if recomputed_every(request.recompute):  # pieces of both kinds, those that run again first
+        layers = [f"{AGAIN}dense"] * LAYERS_OF_A_KIND + layers
+        run, num_again = replace(request, recompute="full"), LAYERS_OF_A_KIND
     with meshes_with_axes(axes), fused_attention(), no_global_shapes(recorder):
         dims = parallel_dims(request, world_size=world_size)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model = build(request, dims, num_layers=LAYERS_OF_A_KIND, sharded=False)
+            model = build(run, dims, num_layers=len(layers), sharded=False, num_again=num_again)
             name_modules(recorder, model)
             with train_context(dims):
                 found = run_micro_batches(recorder, step_of(request, dims, model), list(model.parameters()))
     narrow_copies(recorder.rows)
-    cutter = _Cutter(recorder, found, _Renamed(model), ["layer.dense"] * LAYERS_OF_A_KIND, {})
+    cutter = _Cutter(recorder, found, _Renamed(model), layers, {})
     tokens = request.micro_batch_size * request.sequence_length // world_size
     return Trace(
         key=request.key(versions),
@@ -142,7 +149,7 @@ def trace_pieces(request: TraceRequest, versions: dict[str, str]) -> Trace:
             "versions": versions | {"torchtitan": VERSION},
             "tracer_version": TRACER_VERSION,
             "elapsed_s": time.perf_counter() - started,
-            "num_layers_compared": LAYERS_OF_A_KIND,
+            "num_layers_compared": len(layers),
             "workspace_bytes": 0.0,
             "flop_convention": "executed; matrix products and attention only; flash backward = 2.5 forward",
         },

@@ -153,6 +153,7 @@ def test_epilogue_updates_the_shard() -> None:
         ({"layout": "tp=2,sp=1,dp=8", "framework": "ddp"}, "layout.tp = 2: is not traced for ddp"),
         ({"layout": "tp=2,sp=1,dp=8", "model": "gpt-22b"}, "layout.tp = 2: learned positions"),
         ({"recompute": "full:uniform:4"}, "recompute = 'full:uniform:4': fsdp2 runs layers again one by one"),
+        ({"framework": "torchtitan", "recompute": "full:block:4"}, "torchtitan runs all layers again, or every N-th"),
         ({"framework": "ddp", "recompute": "selective"}, "recompute = 'selective': is traced for fsdp2 and torchtitan"),
         ({"model": "mixtral-8x7b"}, "model.moe = 'mixtral-8x7b'"),
         ({"framework": "ddp", "precision": "fp8", "cluster": "h100-ndr"}, "precision = 'fp8': is not traced for ddp"),

@@ -88,6 +88,15 @@ def test_checkpoints_are_torchtitans(service: TraceService) -> None:
     assert saved["full"] < saved["selective"] < saved["none"]
 
 
+def test_every_nth_layer_runs_again_beside_kept_ones(service: TraceService) -> None:
+    mixed = titan(service, recompute="full:every:3", tensor_parallel=2).pieces
+    for name, mode in (("layer.dense", "none"), ("again.dense", "full")):
+        alone = titan(service, recompute=mode, tensor_parallel=2).pieces["layer.dense"]
+        assert names(mixed[name].forward) == names(alone.forward)
+        assert names(mixed[name].backward) == names(alone.backward)
+        assert mixed[name].saved_bytes == alone.saved_bytes
+
+
 @pytest.mark.parametrize(("scales", "narrow"), [("tensor", True), ("row", False)])
 def test_fp8_gathers_are_narrow_with_one_scale_a_tensor(service: TraceService, scales: str, narrow: bool) -> None:
     layer = titan(service, tensor_parallel=4, precision="fp8", fp8_scales=scales).pieces["layer.dense"]

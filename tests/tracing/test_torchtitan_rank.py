@@ -64,3 +64,9 @@ def test_context_ranks_share_parameters_with_replicas(service: TraceService) -> 
     adam = np.flatnonzero(graph.op_class == OpClass.OPTIMIZER)
     elements = LAYERS * layer + 2 * VOCABULARY * HIDDEN + HIDDEN
     assert graph.dims[adam, 0].sum() == elements / 4
+
+
+def test_every_second_layer_runs_again(service: TraceService) -> None:
+    for _ in range(2):  # torchtitan counts layers over all models of a process
+        graph = service.trace_rank_request(asked(data=2, recompute="full:every:2"))
+        assert set(graph.layer[graph.phase == Phase.RECOMPUTE].tolist()) == set(range(1, LAYERS, 2))
