@@ -75,6 +75,7 @@ def save_trace(path: Path, trace: Trace) -> None:
                 "saved_bytes": piece.saved_bytes,
                 "forward_peak_bytes": piece.forward_peak_bytes,
                 "backward_peak_bytes": piece.backward_peak_bytes,
+                "saved_tensors": [list(tensor) for tensor in piece.saved_tensors],
             }
         )
     header = {
@@ -106,6 +107,7 @@ def load_trace(path: Path) -> Trace:
                 saved_bytes=entry["saved_bytes"],
                 forward_peak_bytes=entry["forward_peak_bytes"],
                 backward_peak_bytes=entry["backward_peak_bytes"],
+                saved_tensors=tuple((name, size) for name, size in entry["saved_tensors"]),
             )
             for i, entry in enumerate(header["pieces"])
         }

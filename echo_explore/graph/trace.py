@@ -72,6 +72,8 @@ class Piece:
         forward_peak_bytes: most activation bytes alive during the forward above what was alive at its start.
         backward_peak_bytes: most bytes alive during the backward above what was alive at its start (saved activations
             of this piece are alive at its start).
+        saved_tensors: what saved_bytes consists of: module and operator that made it, and bytes; the input that a layer
+            keeps is a result of the piece before. Empty where a tracer does not say.
     """
 
     forward: ExecutionGraph
@@ -80,6 +82,7 @@ class Piece:
     saved_bytes: float
     forward_peak_bytes: float
     backward_peak_bytes: float
+    saved_tensors: tuple[tuple[str, float], ...] = ()
 
     @property
     def num_parameters(self) -> int:

@@ -2,6 +2,7 @@
 
 from echo_explore.memory.advice import Change, cheapest_changes
 from echo_explore.memory.bound import memory_lower_bound
+from echo_explore.memory.details import StageDetails, stage_details
 from echo_explore.memory.profile import (
     SHARED_WEIGHT,
     MemoryProfile,
@@ -16,6 +17,7 @@ __all__ = [
     "SHARED_WEIGHT",
     "Change",
     "MemoryProfile",
+    "StageDetails",
     "StageMemory",
     "cheapest_changes",
     "memory_lower_bound",
@@ -23,4 +25,5 @@ __all__ = [
     "prediction_embedding",
     "saved_bytes",
     "stage_chunks",
+    "stage_details",
 ]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final
 
 from echo_explore.graph import ChunkShape, Parameter, Piece, Trace, is_layer, piece_of
-from echo_explore.memory.schedule_walk import ChunkMemory, activation_peak
-from echo_explore.memory.sharding_buffers import beside, sharding_buffers
+from echo_explore.memory.schedule_walk import ActivationPeak, ChunkMemory, activation_peak
+from echo_explore.memory.sharding_buffers import ShardingBuffers, beside, sharding_buffers
 from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import Candidate, MemorySpec, ModelSpec, ParallelConfig
 from echo_explore.specs.recompute import recomputed_groups
@@ -161,11 +161,7 @@ def count_communicators(layout: ParallelConfig) -> int:
 def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_bytes: float) -> StageMemory:
     shapes = stage_chunks(candidate, stage)
     state = static_state(stage_parameters(candidate, trace, shapes), state_bytes(candidate))
-    peak = activation_peak(
-        [chunk_memory(chunk_pieces_kept(candidate, trace, shape)) for shape in shapes],
-        _walked(candidate).orders[stage],
-        together=candidate.overlaps_exchanges,
-    )
+    peak = stage_peak(candidate, trace, stage)
     boundary = trace.boundary_bytes * num_boundary_buffers(candidate)
     full = StageMemory(
         stage=stage,
@@ -185,6 +181,18 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
     if room >= gaps and full.total_bytes + gaps > candidate.cluster.device.memory_bytes:  # by rounding
         gaps = math.nextafter(gaps, 0.0)
     return replace(full, fragmentation_bytes=gaps)
+
+
+def stage_peak(candidate: Candidate, trace: Trace, stage: int, *, beside_pieces: bool = True) -> ActivationPeak:
+    """The moment of a step at which most activations and buffers are alive; `beside_pieces`: sharding's too."""
+    return activation_peak(
+        [
+            chunk_memory(chunk_pieces_kept(candidate, trace, shape, beside_pieces=beside_pieces))
+            for shape in stage_chunks(candidate, stage)
+        ],
+        _walked(candidate).orders[stage],
+        together=candidate.overlaps_exchanges,
+    )
 
 
 def fragmentation_bytes(volatile_bytes: float, room_bytes: float, memory: MemorySpec) -> float:
@@ -246,7 +254,9 @@ def saved_bytes(candidate: Candidate, trace: Trace) -> tuple[tuple[float, ...], 
     )
 
 
-def chunk_pieces_kept(candidate: Candidate, trace: Trace, shape: ChunkShape) -> list[Piece]:
+def chunk_pieces_kept(
+    candidate: Candidate, trace: Trace, shape: ChunkShape, *, beside_pieces: bool = True
+) -> list[Piece]:
     """The pieces of a chunk with what lies beside them while they run.
 
     What layers save that goes to the host is back on the GPU while they run backward. Beside every layer another one's
@@ -254,7 +264,7 @@ def chunk_pieces_kept(candidate: Candidate, trace: Trace, shape: ChunkShape) -> 
     evenly over the layers of a pass), beside embedding and head none.
     """
     pieces, layer = [], shape.first_layer
-    buffers = sharding_buffers(candidate, trace)
+    buffers = sharding_buffers(candidate, trace) if beside_pieces else ShardingBuffers()
     moved = offload_buffer_bytes(candidate, trace)
     for name in shape.piece_names(trace.layer_kinds):
         piece = beside(piece_of(trace, name), name, buffers)

@@ -30,6 +30,7 @@ class Prediction:
         step_time_s: predicted time of one training step.
         step_sigma_log: standard deviation of the log of the step time: the residuals of the parts and UNSEEN_SIGMA_LOG.
         memory: bytes by stage and part.
+        memory_details: what the parts of each stage consist of.
         breakdown: seconds by cause; the parts add up to step_time_s.
         references: the models used, with versions.
         explanation: critical path, exposed transfers and bubbles, if asked for.
@@ -57,6 +58,7 @@ class Prediction:
     references: tuple[str, ...]
     warnings: tuple[str, ...]
     explanation: Mapping[str, Any] | None = None
+    memory_details: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -99,6 +101,7 @@ class Prediction:
         return values | {
             "interval_level": INTERVAL_LEVEL,
             "memory": [dict(stage) for stage in self.memory],
+            "memory_details": [dict(stage) for stage in self.memory_details],
             "breakdown": dict(self.breakdown),
             "elapsed_s": dict(self.elapsed),
             "versions": dict(self.versions),

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERS
 from echo_explore.graph import Trace
 from echo_explore.interference import Pairing, PairTable
 from echo_explore.interference.pairing import scaled
-from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile, saved_bytes
+from echo_explore.memory import MemoryProfile, cheapest_changes, memory_profile, saved_bytes, stage_details
 from echo_explore.simulate.bounds import LowerBounds, lower_bounds
 from echo_explore.simulate.expert_loads import ExpertLoads, expert_loads
 from echo_explore.simulate.hardware import beside_other_gpu, on_other_hardware
@@ -244,6 +244,9 @@ class Simulator:
             reserved_memory_bytes=memory.reserved_bytes,
             memory_capacity_bytes=memory.capacity_bytes,
             memory=memory.to_rows(),
+            memory_details=()
+            if other_gpus(options.what_if)  # the profile may be another GPU's
+            else tuple(asdict(stage_details(candidate, trace, stage)) for stage in memory.stages),
             breakdown=step.breakdown,
             num_ranks=candidate.num_gpus,
             num_rank_classes=step.num_rank_classes,

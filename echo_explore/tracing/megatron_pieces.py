@@ -23,6 +23,7 @@ from echo_explore.tracing.provenance import Mark
 from echo_explore.tracing.quantise import quantiser_of
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.request import TraceRequest
+from echo_explore.tracing.storages import Kept
 
 LAYERS_OF_A_KIND = 2  # the least that shows whether a layer equals its neighbour
 NUM_MICRO_BATCHES = 2
@@ -248,7 +249,10 @@ class _Cutter:
             return 0, 0
         return inside[0][0], max(after for _, after in inside)
 
-    def _piece(self, forward: tuple[int, int], backward: tuple[int, int], prefix: Sequence[str], saved: float) -> Piece:
+    def _piece(
+        self, forward: tuple[int, int], backward: tuple[int, int], prefix: Sequence[str], saved: float,
+        tensors: tuple[tuple[str, float], ...],
+    ) -> Piece:  # fmt: skip
         forward_start, forward_peak = self._levels_between(*forward)
         backward_start, backward_peak = self._levels_between(*backward)
         return Piece(
@@ -258,6 +262,7 @@ class _Cutter:
             saved_bytes=saved,
             forward_peak_bytes=float(max(forward_peak - forward_start, 0)),
             backward_peak_bytes=float(max(backward_peak - backward_start, 0)),
+            saved_tensors=tensors,
         )
 
     def _parameters(self, prefixes: Sequence[str]) -> tuple[Parameter, ...]:
@@ -298,28 +303,45 @@ class _Cutter:
     def pieces(self) -> dict[str, Piece]:
         """All pieces by name."""
         pieces = {}
-        embedding = self._bounds[0].kept_bytes
+        levels = [bound.kept.num_bytes for bound in self._bounds]
         pieces["embedding"] = self._piece(
             (self._forward.first_row, self._bounds[0].row),
             (self._backward_last[0], self._backward.last_row),
             ("embedding.",),
-            float(embedding),
+            float(levels[0]),
+            self._tensors(self._bounds[0].kept, self._forward.first_row, self._bounds[0].row),
         )
-        rest = self._forward.kept_bytes - embedding
+        rest = self._forward.kept.num_bytes - levels[0]
         for layer in range(0, len(self._names), LAYERS_OF_A_KIND):
-            saved = self._bounds[layer + 1].kept_bytes
+            # From its beginning to that of the next: what it frees of what was there, such as its input, counts too.
+            saved = levels[layer + 1] - levels[layer]
             rest -= LAYERS_OF_A_KIND * saved
+            change = self._saved_change_bytes.get(layer, 0.0)
+            tensors = self._tensors(self._bounds[layer + 2].kept, *self._forward_rows(layer))
             pieces[self._names[layer]] = self._piece(
                 self._forward_rows(layer),
                 self._backward_rows(layer),
                 (f"decoder.layers.{layer}.",),
-                saved + self._saved_change_bytes.get(layer, 0.0),
+                saved + change,
+                (*tensors, *((("narrow copies in place of inputs", change),) if change else ())),
             )
         # What is left: at the end of the last layer its temporaries are still referenced, so that moment says less.
+        change = self._saved_change_bytes.get(-1, 0.0)
         pieces["head"] = self._piece(
             (self._bounds[-1].row, self._forward.last_row),
             (self._backward.first_row, self._backward_first[-1]),
             ("decoder.final_layernorm.", "output_layer.", "mtp."),
-            float(rest) + self._saved_change_bytes.get(-1, 0.0),
+            float(rest) + change,
+            self._tensors(self._forward.kept, self._bounds[-1].row, self._forward.last_row),
         )
         return pieces
+
+    def _tensors(self, kept: Kept, first: int, last: int) -> tuple[tuple[str, float], ...]:
+        """Module and operator of what rows [first, last) made and is kept, with bytes; the largest first."""
+        found: dict[str, float] = {}
+        for row, size in kept.made_in(first, last):
+            made = self._rows[row]
+            module = re.sub(r"^(decoder\.|embedding\.)?(layers\.N\.?)?", "", made.module)
+            name = f"{module} {made.name}".strip()
+            found[name] = found.get(name, 0.0) + size
+        return tuple(sorted(found.items(), key=lambda item: (-item[1], item[0])))

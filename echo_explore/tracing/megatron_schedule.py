@@ -11,6 +11,7 @@ import torch
 from echo_explore.graph import Phase
 from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.request import TraceRequest
+from echo_explore.tracing.storages import Kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class Span:
 
     Attributes:
         live_bytes_before: alive at its start.
-        kept_bytes: alive at its end of what was made inside.
+        kept: alive at its end of what was made inside.
     """
 
     backward: bool
@@ -28,7 +29,7 @@ class Span:
     first_row: int
     last_row: int
     live_bytes_before: int
-    kept_bytes: int
+    kept: Kept
 
 
 class Batches:
@@ -84,7 +85,7 @@ def spans(recorder: Recorder, models: list[Any]) -> Iterator[list[Span]]:
         found.append(
             Span(
                 backward=backward, micro_batch=micro_batch, chunk=chunk, first_row=row, last_row=len(recorder.rows),
-                live_bytes_before=live, kept_bytes=recorder.storages.kept_since(row),
+                live_bytes_before=live, kept=recorder.storages.kept_since(row),
             )
         )  # fmt: skip
         recorder.micro_batch = -1

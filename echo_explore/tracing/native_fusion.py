@@ -7,6 +7,7 @@ recomputes its middle in the backward; Inductor then runs each side as one kerne
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,9 +32,27 @@ def _fusing() -> Iterator[None]:
             recorder.fuse = fuse
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What is known of an input that is not kept."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def one_number(self) -> torch.Tensor:
+        """A tensor of this form over a single number."""
+        return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
+
+
 def compiled(function: Function) -> Function:
     """`function` as under torch.compile where the running trace fuses, else as it is."""
     return _with_regions(function, always=False)
+
+
+def compiled_linear(function: Function) -> Function:
+    """The same of a function that is linear in its inputs with gradients, so that its backward needs none of them."""
+    return _with_regions(function, always=False, linear=True)
 
 
 def one_kernel(function: Function) -> Function:
@@ -41,7 +60,7 @@ def one_kernel(function: Function) -> Function:
     return _with_regions(function, always=True)
 
 
-def _with_regions(function: Function, *, always: bool) -> Function:
+def _with_regions(function: Function, *, always: bool, linear: bool = False) -> Function:
 
     @functools.wraps(function)
     def backward(grad: torch.Tensor, inputs: tuple[Any, ...], needs: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -61,9 +80,16 @@ def _with_regions(function: Function, *, always: bool) -> Function:
     class Fused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-            ctx.save_for_backward(*(value for value in inputs if isinstance(value, torch.Tensor)))
-            ctx.inputs = tuple(None if isinstance(value, torch.Tensor) else value for value in inputs)
-            ctx.is_tensor = tuple(isinstance(value, torch.Tensor) for value in inputs)
+            tensors = tuple(isinstance(value, torch.Tensor) for value in inputs)
+            ctx.is_saved = tuple(
+                is_tensor and not (linear and needed)
+                for is_tensor, needed in zip(tensors, ctx.needs_input_grad, strict=True)
+            )
+            ctx.save_for_backward(*(value for value, saved in zip(inputs, ctx.is_saved, strict=True) if saved))
+            ctx.inputs = tuple(
+                _Form(value.shape, value.dtype, value.device) if is_tensor else value
+                for value, is_tensor in zip(inputs, tensors, strict=True)
+            )
             with _fusing():
                 out: torch.Tensor = forward_region(*inputs)
             return out
@@ -71,8 +97,11 @@ def _with_regions(function: Function, *, always: bool) -> Function:
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             saved = iter(ctx.saved_tensors)
-            pairs = zip(ctx.inputs, ctx.is_tensor, strict=True)
-            inputs = tuple(next(saved) if is_tensor else value for value, is_tensor in pairs)
+            pairs = zip(ctx.inputs, ctx.is_saved, strict=True)
+            inputs = tuple(
+                next(saved) if is_saved else value.one_number() if isinstance(value, _Form) else value
+                for value, is_saved in pairs
+            )
             with _fusing():
                 result: tuple[Any, ...] = backward_region(grads[0], inputs, ctx.needs_input_grad)
             return result

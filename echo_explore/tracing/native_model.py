@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from echo_explore.specs import ModelSpec
 from echo_explore.specs.recompute import recompute_of_layers
 from echo_explore.tracing.fused_ops import FlashAttention
-from echo_explore.tracing.native_fusion import compiled, one_kernel
+from echo_explore.tracing.native_fusion import compiled, compiled_linear, one_kernel
 from echo_explore.tracing.native_parallel import gather, parallel_cross_entropy, scatter
 from echo_explore.tracing.request import TraceRequest
 
@@ -40,7 +40,7 @@ def _gelu(tensor: Tensor) -> Tensor:
     return functional.gelu(tensor)
 
 
-@compiled
+@compiled_linear
 def _rotate(tensor: Tensor, angles: Tensor) -> Tensor:
     """As torchtitan 0.1 (2024) models/llama/model.py, apply_rotary_emb: complex numbers in fp32."""
     pairs = torch.view_as_complex(tensor.float().reshape(*tensor.shape[:-1], -1, 2))

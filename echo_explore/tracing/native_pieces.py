@@ -202,7 +202,7 @@ def run_micro_batches(
         found.append(
             Span(
                 backward=backward, micro_batch=number, chunk=0, first_row=row, last_row=len(recorder.rows),
-                live_bytes_before=live, kept_bytes=recorder.storages.kept_since(row),
+                live_bytes_before=live, kept=recorder.storages.kept_since(row),
             )
         )  # fmt: skip
         return result

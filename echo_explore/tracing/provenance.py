@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from echo_explore.graph import Phase
+from echo_explore.tracing.storages import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class Mark:
     """A moment of the forward: entering or leaving a layer.
 
     Attributes:
-        kept_bytes: alive of what was made since the last layer was entered, or the forward began.
+        kept: alive of what was made since the forward began.
     """
 
     what: str
     home: Home
     row: int
-    kept_bytes: int
+    kept: Kept
 
 
 @dataclass(slots=True)

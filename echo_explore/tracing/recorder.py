@@ -41,7 +41,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks: moments at which marked modules began and ended in a forward.
         host_syncs: what the host waited for, and the value that was assumed.
         oracles: what is assumed of values that only a GPU knows.
-        since_row: row at which the forward began or the last layer was entered.
+        since_row: row at which the forward began.
         joins: where a stream was told to wait for another.
         groups: global ranks of the group of each collective, by its row; of a transfer the sender and the receiver.
         storages: live bytes, who wrote what.
@@ -116,7 +116,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flush()
             self.marks.append(Mark(what, home, len(self.rows), self.storages.kept_since(self.since_row)))
             if what == "enter":
-                self.since_row = len(self.rows)
                 self._log.host_calls = 0
 
     @contextmanager

@@ -20,6 +20,22 @@ class Access:
     new: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Storages that are alive at a moment: the row that made each, and its bytes."""
+
+    storages: tuple[tuple[int, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """All of them together."""
+        return sum(size for _, size in self.storages)
+
+    def made_in(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
+        """Row and bytes of those that rows [first, last) made."""
+        return tuple((row, size) for row, size in self.storages if first <= row < last)
+
+
 @dataclass(slots=True)
 class _Storage:
     nbytes: int
@@ -135,9 +151,10 @@ class StorageMap:
                     found.add(row)
         return found
 
-    def kept_since(self, row: int) -> int:
-        """Bytes that are alive of what `row` and later rows made."""
-        return sum(s.counted_bytes for s in self._storages.values() if s.born >= row)
+    def kept_since(self, row: int) -> Kept:
+        """What `row` and later rows made and is alive."""
+        alive = (s for s in self._storages.values() if s.born >= row and s.counted_bytes)
+        return Kept(tuple((s.born, s.counted_bytes) for s in alive))
 
     def peak_since(self, row: int) -> float:
         """Largest sum of live bytes while `row` or a later one ran, with what was there before recording began."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 from echo_explore.specs import ModelSpec
 from echo_explore.specs.recompute import recomputed_every
 from echo_explore.tracing.megatron_config import DTYPES
-from echo_explore.tracing.native_fusion import compiled
+from echo_explore.tracing.native_fusion import compiled, compiled_linear
 from echo_explore.tracing.request import TraceRequest
 from echo_explore.tracing.torchtitan_import import titan
 
@@ -160,7 +160,7 @@ def _compile_blocks(model: Any, modeling: Any) -> None:
         angles = modeling.reshape_for_broadcast(freqs_cis, pairs, positions)
         return torch.view_as_real(pairs * angles).flatten(3).type_as(tensor)
 
-    one_array = compiled(rotate)
+    one_array = compiled_linear(rotate)
 
     @functools.wraps(modeling.apply_rotary_emb)
     def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor, positions: Tensor | None = None) -> Any:

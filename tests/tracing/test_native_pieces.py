@@ -81,6 +81,22 @@ def test_compiled_functions_are_one_kernel_and_keep_their_inputs_only(service: T
     assert fused.forward.bytes_written[norm] == 2.0 * TOKENS * 1024
 
 
+@pytest.mark.parametrize("fusion", ["fused", "eager"])
+def test_a_layer_saves_what_its_backward_reads_and_nothing_else(service: TraceService, fusion: str) -> None:
+    """In units of one result of the layer; rotary embedding is linear, so that its input is not kept.
+
+    Compiled: inputs and results of two norms, queries, keys, values, attention, gate, up, their product. Eager norms
+    keep their input in fp32 and the normed array before the weight too, eager activations the activated gate.
+    """
+    layer = native(service, fusion=fusion).pieces["layer.dense"]
+    unit = 2.0 * TOKENS * LLAMA.hidden_size
+    width = LLAMA.num_key_value_heads * LLAMA.head_dim / LLAMA.hidden_size
+    inner = LLAMA.ffn_hidden_size / LLAMA.hidden_size
+    units = {"fused": 2 * 2 + 2 + 2 * width + 3 * inner, "eager": 2 * (2 + 2) + 2 + 2 * width + 4 * inner}[fusion]
+    assert layer.saved_bytes == pytest.approx(units * unit, rel=0.02)
+    assert sum(size for _, size in layer.saved_tensors) == pytest.approx(layer.saved_bytes, rel=0.1)
+
+
 def test_a_fused_loss_is_one_kernel_of_an_eager_program(service: TraceService) -> None:
     head = native(service, fusion="eager", fused_loss=True).pieces["head"]
     assert (head.forward.op_class == OpClass.CROSS_ENTROPY).sum() == 1
