@@ -147,11 +147,58 @@ def read_table(path: Path) -> list[dict[str, str]]:
     return [{key: value or "" for key, value in row.items()} for row in rows]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A row that is no run: a cell is not what it must be, or its id is missing or another row's.
+
+    Attributes:
+        id: empty where it has none, or another row's.
+        error: names column, value, rule and fix.
+        values: the cells.
+    """
+
+    id: str
+    error: SpecError
+    values: dict[str, str]
+
+    @property
+    def reason(self) -> str:
+        """Column, value, rule and fix on one line."""
+        return str(self.error)
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The measured time where it can be read."""
+        with contextlib.suppress(SpecError):
+            return _seconds(self.values["step_time_s"], where="")
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTable:
+    """The runs of a table, and the rows that are none."""
+
+    rows: list[MeasuredRow]
+    refused: list[RefusedRow]
+
+
 def read_rows(path: Path) -> list[MeasuredRow]:
-    """The measured runs of a table.
+    """The measured runs of a table, all of whose rows must be runs.
 
     Raises:
-        SpecError: see `read_table`; a column of `REQUIRED` is missing, an id twice, or a cell is not what it must be.
+        SpecError: see `read_measured`; an id is missing or comes twice, or a cell is not what it must be.
+    """
+    table = read_measured(path)
+    for row in table.refused:
+        raise row.error
+    return table.rows
+
+
+def read_measured(path: Path) -> MeasuredTable:
+    """The measured runs of a table, and the rows that are none.
+
+    Raises:
+        SpecError: see `read_table`; a column of `REQUIRED` is missing, or no row is a run.
     """
     table = read_table(path)
     missing = [name for name in REQUIRED if name not in table[0]]
@@ -159,13 +206,23 @@ def read_rows(path: Path) -> list[MeasuredRow]:
         raise SpecError(
             f"{path.name}: {missing[0]}", "(missing)", "is a column that must be there", f"add {', '.join(missing)}"
         )
-    rows = [parse_row(cells, where=f"{path.name}: {cells['id']}", folder=path.parent) for cells in table]
+    rows: list[MeasuredRow] = []
+    refused: list[RefusedRow] = []
     seen: set[str] = set()
-    for row in rows:
-        if row.id in seen:
-            raise SpecError(f"{path.name}: id", row.id, "appears twice", "give each row its own id")
-        seen.add(row.id)
-    return rows
+    for number, cells in enumerate(table, start=2):
+        where, name = f"{path.name}: row {number}", cells["id"]
+        try:
+            if not name.strip() or name in seen:
+                rule = "appears twice" if name in seen else "must be there"
+                name = ""
+                raise SpecError(f"{where}: id", cells["id"] or "(empty)", rule, "give each row its own id")
+            seen.add(name)
+            rows.append(parse_row(cells, where=f"{path.name}: {name}", folder=path.parent))
+        except SpecError as error:
+            if not rows and len(refused) + 1 == len(table):
+                raise
+            refused.append(RefusedRow(id=name, error=error, values=cells))
+    return MeasuredTable(rows=rows, refused=refused)
 
 
 def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> MeasuredRow:
@@ -196,7 +253,10 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         raise SpecError(
             f"{where}: num_layers, num_heads, num_gpus, tp, pp", "(0)", "must be 1 or more", "correct the row"
         )
-    cp = count("cp", 1)
+    cp, gpus_per_node = count("cp", 1), count("gpus_per_node", 8)
+    for name, value in (("cp", cp), ("gpus_per_node", gpus_per_node)):
+        if value < 1:
+            raise SpecError(f"{where}: {name}", cells[name], "must be 1 or more", "correct the cell")
     hidden = count("hidden_size", 0)
     return MeasuredRow(
         id=cells["id"],
@@ -216,7 +276,7 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         moe_topk=count("moe_topk", 0),
         moe_ffn_hidden=count("moe_ffn_hidden", 0),
         gpu=cells["gpu"].strip(),
-        gpus_per_node=count("gpus_per_node", 8),
+        gpus_per_node=gpus_per_node,
         num_gpus=num_gpus,
         fabric=cells.get("inter_node_fabric", "").strip(),
         tp=tp,

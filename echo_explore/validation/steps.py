@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from echo_explore.core.hashing import content_hash, file_hash
 from echo_explore.core.versions import MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.specs import Candidate
 from echo_explore.validation.mapping import Capability, Declined, assumed_of, map_row, unsupported
-from echo_explore.validation.rows import MeasuredRow, read_rows
+from echo_explore.validation.rows import MeasuredRow, RefusedRow, read_measured
 from echo_explore.validation.score import Outcome, Scores, score
 
 _LOG = logging.getLogger(__name__)
@@ -92,9 +92,11 @@ def validate_steps(
     """
     if out.exists():
         raise SpecError("out", str(out), "exists, and nothing is overwritten", "give another file or delete it")
+    table = read_measured(measured)
+    for refused in table.refused:
+        progress(f"declined: {refused.reason}")
     rows = [
-        replace(row, expert_load=expert_load) if row.moe_experts and not row.expert_load else row
-        for row in read_rows(measured)
+        replace(row, expert_load=expert_load) if row.moe_experts and not row.expert_load else row for row in table.rows
     ]
     header: dict[str, Any] = {
         "measured": file_hash(measured),
@@ -110,12 +112,14 @@ def validate_steps(
         if done:
             progress(f"continuing {partial}: {len(done)} of {len(rows)} rows are done")
         results = _predict_all(rows, done, file, predict, supported, progress)
-    _write_table(out, [results[row.id] for row in rows])
+    named = [row for row in table.refused if row.id]
+    results |= {row.id: {"id": row.id, "reason": row.reason} for row in named}
+    _write_table(out, [results[row.id] for row in [*rows, *named]])
     partial.unlink(missing_ok=True)
-    return score(outcomes_of(rows, results))
+    return score(outcomes_of([*rows, *named], results))
 
 
-def outcomes_of(rows: list[MeasuredRow], results: Mapping[str, Mapping[str, Any]]) -> list[Outcome]:
+def outcomes_of(rows: Sequence[MeasuredRow | RefusedRow], results: Mapping[str, Mapping[str, Any]]) -> list[Outcome]:
     """Predictions beside measurements: rows with core=yes where the table has such a column, else all that finished."""
     counted = [row for row in rows if row.values.get("core") == "yes"] or rows
     return [
@@ -165,7 +169,7 @@ def _predict_all(
     todo = [row for row in rows if row.id not in results]
     ticker = _Ticker(progress, len(todo), time.monotonic(), time.monotonic())
     for number, row in enumerate(todo, start=1):
-        mapped = map_row(row, supported=supported)
+        mapped = _mapped(row, supported)
         if isinstance(mapped, Declined):
             result: dict[str, Any] = {"reason": mapped.reason}
         else:
@@ -176,6 +180,14 @@ def _predict_all(
         _append(file, results[row.id])
         ticker.tell(number, sum("step_time_s" not in r for r in results.values()))
     return results
+
+
+def _mapped(row: MeasuredRow, supported: Capability) -> Candidate | Declined:
+    try:
+        return map_row(row, supported=supported)
+    except Exception as error:  # a bug of ours in one row must not lose the others; it is in the log and in the table
+        _LOG.exception("row %s", row.id)
+        return Declined(reason=f"internal error: {type(error).__name__}: {error}")
 
 
 def _predict_one(row: MeasuredRow, candidate: Candidate, predict: Predict) -> dict[str, Any]:

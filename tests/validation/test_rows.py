@@ -176,6 +176,8 @@ def test_compressed_table(tmp_path: Path) -> None:
         ({"tp": "two"}, r"m\.csv: run-0: tp = 'two': must be a whole number; fix: correct the cell"),
         ({"tp": "-2"}, r"m\.csv: run-0: tp = '-2': must be a whole number; fix: "),
         ({"tp": "0"}, r"num_layers, num_heads, num_gpus, tp, pp = '\(0\)': must be 1 or more; fix: "),
+        ({"cp": "0"}, r"m\.csv: run-0: cp = '0': must be 1 or more; fix: "),
+        ({"gpus_per_node": "0"}, r"m\.csv: run-0: gpus_per_node = '0': must be 1 or more; fix: "),
         ({"step_time_s": "nan"}, r"step_time_s = 'nan': must be a positive number of seconds or empty; fix: "),
         ({"step_time_s": "0"}, r"step_time_s = '0': must be a positive number of seconds or empty; fix: "),
         ({"sequence_parallel": "maybe"}, r"sequence_parallel = 'maybe': must be True, False or empty; fix: "),
@@ -201,7 +203,7 @@ def test_wrong_tables(tmp_path: Path) -> None:
     path.write_text(",".join(CELLS) + "\n" + ",".join([*CELLS.values(), "more"]) + "\n")
     with pytest.raises(SpecError, match=r"m\.csv: row 2 = '\(cells\)': has more cells than the header; fix: "):
         read_rows(path)
-    with pytest.raises(SpecError, match=r"m\.csv: id = 'run-0': appears twice; fix: give each row its own id"):
+    with pytest.raises(SpecError, match=r"m\.csv: row 3: id = 'run-0': appears twice; fix: give each row its own id"):
         read_rows(write_table(path, [{}, {"id": "run-0"}]))
     packed = tmp_path / "m.csv.gz"
     packed.write_bytes(gzip.compress(b"id\n1\n")[:-6])

@@ -218,3 +218,34 @@ def test_a_load_that_does_not_fit_declines_the_row(tmp_path: Path) -> None:
 def test_a_routing_that_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         validate_steps(write_table(tmp_path / "m.csv", [MIXTURE | {"routing": text}]), tmp_path / "p.csv", constant)
+
+
+def test_rows_that_are_no_runs_are_declined_and_the_others_go_on(tmp_path: Path) -> None:
+    cells = [
+        {}, {"step_time_s": "500 ms"}, {"num_gpus": "8 GPUs"}, {"step_time_s": "-1"}, {"tp": "nan"}, {"gpu": ""},
+        {"dp": "3"}, {"id": "run-0"}, {"id": " "}, {},
+    ]  # fmt: skip
+    out, told = tmp_path / "p.csv", list[str]()
+    scores = validate_steps(write_table(tmp_path / "m.csv", cells), out, constant, progress=told.append)
+    rows = {row["id"]: row for row in read(out)}
+    assert sorted(rows) == ["run-0", "run-1", "run-2", "run-3", "run-4", "run-5", "run-6", "run-9"]
+    assert [row["id"] for row in rows.values() if row["step_time_s"]] == ["run-0", "run-9"]
+    assert "run-1: step_time_s = '500 ms': must be a positive number of seconds or empty" in rows["run-1"]["reason"]
+    assert "run-2: num_gpus = '8 GPUs': must be a whole number" in rows["run-2"]["reason"]
+    assert "run-3: step_time_s = '-1'" in rows["run-3"]["reason"]
+    assert "run-4: tp = 'nan': must be a whole number" in rows["run-4"]["reason"]
+    assert rows["run-5"]["reason"] == "no cluster for GPU ''"
+    assert "num_gpus" in rows["run-6"]["reason"]
+    declined = [line for line in told if line.startswith("declined: ")]
+    assert len(declined) == 6
+    assert "m.csv: row 9: id = 'run-0': appears twice; fix: give each row its own id" in declined[4]
+    assert "m.csv: row 10: id = " in declined[5]
+    # Times that can be read count as not predicted; a second row of one id does not count again.
+    assert scores.num_rows == 6
+    assert scores.coverage == pytest.approx(2 / 6)
+
+
+def test_a_table_without_a_run_is_refused(tmp_path: Path) -> None:
+    measured = write_table(tmp_path / "m.csv", [{"tp": "x"}, {"step_time_s": "1 s"}])
+    with pytest.raises(SpecError, match=r"run-1: step_time_s = '1 s'"):
+        validate_steps(measured, tmp_path / "p.csv", constant)
