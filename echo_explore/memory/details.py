@@ -71,7 +71,7 @@ def stage_details(candidate: Candidate, trace: Trace, memory: StageMemory) -> St
 
 
 def _by_tensor(candidate: Candidate, trace: Trace, memory: StageMemory) -> dict[str, float]:
-    found: Counter[str] = Counter()
+    found: dict[str, float] = {}
     for shape, in_flight in zip(stage_chunks(candidate, memory.stage), memory.in_flight, strict=True):
         kept = chunk_pieces_kept(candidate, trace, shape)
         names = shape.piece_names(trace.layer_kinds)
@@ -82,7 +82,8 @@ def _by_tensor(candidate: Candidate, trace: Trace, memory: StageMemory) -> dict[
             if sum(size for _, size in piece.saved_tensors) > piece.saved_bytes:
                 continue  # it frees more than it makes: told apart nowhere
             for tensor, size in piece.saved_tensors:
-                found[f"{label}: {tensor}"] += size * count * in_flight
+                name = f"{label}: {tensor}"
+                found[name] = found.get(name, 0.0) + size * count * in_flight
     rest = memory.activations_bytes - sum(found.values())
     if rest < 0:  # more than the peak holds: a pass ran beside another one
         return {INPUTS: memory.activations_bytes}

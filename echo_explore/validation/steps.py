@@ -114,9 +114,10 @@ def validate_steps(
         results = _predict_all(rows, done, file, predict, supported, progress)
     named = [row for row in table.refused if row.id]
     results |= {row.id: {"id": row.id, "reason": row.reason} for row in named}
-    _write_table(out, [results[row.id] for row in [*rows, *named]])
+    every: list[MeasuredRow | RefusedRow] = [*rows, *named]
+    _write_table(out, [results[row.id] for row in every])
     partial.unlink(missing_ok=True)
-    return score(outcomes_of([*rows, *named], results))
+    return score(outcomes_of(every, results))
 
 
 def outcomes_of(rows: Sequence[MeasuredRow | RefusedRow], results: Mapping[str, Mapping[str, Any]]) -> list[Outcome]:

@@ -296,6 +296,22 @@ def test_a_larger_micro_batch_never_needs_less(layout: ParallelConfig, recipe: d
     assert peak(1) <= peak(2) * (1 + 1e-12) <= peak(4) * (1 + 1e-12) ** 2
 
 
+@settings(deadline=None, max_examples=50)
+@given(layouts(), RECIPES)
+def test_the_peak_never_rises_with_tensor_parallelism_zero_or_recomputation(
+    layout: ParallelConfig, recipe: dict[str, Any]
+) -> None:
+    def peak(changed: ParallelConfig, **changes: Any) -> float:
+        candidate = candidate_of(changed, **(recipe | changes))
+        return memory_profile(candidate=candidate, trace=trace_of(candidate), num_communicators=1).peak_bytes
+
+    here = peak(layout) * (1 + 1e-12)
+    if layout.tensor_parallel < 8:
+        assert peak(layout.model_copy(update={"tensor_parallel": 2 * layout.tensor_parallel})) <= here
+    assert peak(layout, distributed_optimizer=True) <= peak(layout, distributed_optimizer=False) * (1 + 1e-12)
+    assert peak(layout, recompute="selective") <= peak(layout, recompute="none") * (1 + 1e-12)
+
+
 def _shaped(name: str, *shape: int, embedding: bool = False) -> Parameter:
     return Parameter(name=name, num_elements=math.prod(shape), shape=shape, tensor_sharded=True, embedding=embedding)
 
