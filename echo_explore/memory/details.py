@@ -82,8 +82,8 @@ def _by_tensor(candidate: Candidate, trace: Trace, memory: StageMemory) -> dict[
             if sum(size for _, size in piece.saved_tensors) > piece.saved_bytes:
                 continue  # it frees more than it makes: told apart nowhere
             for tensor, size in piece.saved_tensors:
-                name = f"{label}: {tensor}"
-                found[name] = found.get(name, 0.0) + size * count * in_flight
+                key = f"{label}: {tensor}"
+                found[key] = found.get(key, 0.0) + size * count * in_flight
     rest = memory.activations_bytes - sum(found.values())
     if rest < 0:  # more than the peak holds: a pass ran beside another one
         return {INPUTS: memory.activations_bytes}
