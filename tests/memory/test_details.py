@@ -41,7 +41,7 @@ def details_of(candidate: Candidate) -> list[StageDetails]:
         ({"pipeline_parallel": 4, "virtual_pipeline": 2, "tensor_parallel": 2}, {"precision": "fp8"}),
     ],
 )
-def test_activations_by_tensor_add_up(layout: dict[str, int], recipe: dict[str, Any]) -> None:
+def test_activations_by_tensor_add_up(layout: dict[str, Any], recipe: dict[str, Any]) -> None:
     candidate = candidate_of(ParallelConfig(data_parallel=2, **layout), **recipe)
     found = details_of(candidate)
     layer = trace_of(candidate).pieces["layer.dense"].saved_bytes
