@@ -21,6 +21,7 @@ from echo_explore.graph import (
 from echo_explore.memory import SHARED_WEIGHT, prediction_embedding, stage_chunks
 from echo_explore.simulate.buckets import Bucket, bucket_layout, default_bucket_elements
 from echo_explore.simulate.epilogue import EpilogueFacts, epilogue_graph
+from echo_explore.simulate.host_collectives import collective_seconds
 from echo_explore.simulate.muon import muon_updates
 from echo_explore.simulate.muon_price import muon_seconds
 from echo_explore.simulate.pricing import Pricer
@@ -92,11 +93,19 @@ class JobBuilder:
             host_backward_call_s=stack.host_backward_call_s * host_factor,
             host_expert_call_s=stack.host_backward_call_s * host_factor if stack.experts_apart else 0.0,
             host_modules=_modules(stack).times(host_factor),
+            host_collective_s=self._host_collective_s,
             overlap_exchanges=candidate.overlaps_exchanges,
             host_step_s=stack.host_step_s * self._what_if.host_factor,
             host_update_s=self._host_parameter_s * self._what_if.host_factor,
             launch_blocking=stack.launch_blocking and host_factor > 0.0,
         )
+
+    @cached_property
+    def _host_collective_s(self) -> tuple[float, ...]:
+        """By code of its axis, what a collective takes the host."""
+        stack = self._candidate.stack
+        factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
+        return collective_seconds(stack, self._pricer.shape, factor=factor)
 
     @property
     def _gathers_overlap(self) -> bool:
@@ -231,6 +240,8 @@ class JobBuilder:
         for bucket in reduced:
             size = bucket.num_elements * gradient_bytes
             time_s, sigma = self._pricer.collective(_axis(bucket), kind, size)
+            if self._host_collective_s:  # Approximation: the host launches a bucket while the one before is reduced.
+                time_s = max(time_s, self._host_collective_s[_axis(bucket)])
             reductions.append(
                 GradientBucket(
                     collective=kind,

@@ -19,6 +19,7 @@ from echo_explore.graph import (
 )
 from echo_explore.memory import SHARED_WEIGHT
 from echo_explore.simulate.ddp_buckets import ddp_buckets
+from echo_explore.simulate.host_collectives import collective_seconds
 from echo_explore.simulate.native_epilogue import native_epilogue
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
@@ -78,6 +79,7 @@ class NativeJobBuilder:
             overlap_p2p=False,
             host_call_s=stack.host_call_s * host_factor,
             host_backward_call_s=stack.host_backward_call_s * host_factor,
+            host_collective_s=collective_seconds(stack, self._pricer.shape, factor=host_factor),
             host_step_s=(stack.host_step_s + kept_s) * self._what_if.host_factor,
             launch_blocking=stack.launch_blocking and host_factor > 0.0,
         )

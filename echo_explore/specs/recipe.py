@@ -182,6 +182,10 @@ class StackProfile(StrictModel):
         host_sharded_parameter_s: the same with the distributed optimizer, for each parameter of which the rank
             updates a part.
         host_modules: host time of modules whose Python does more than dispatch what a trace counts (megatron only).
+        host_collective_s: host time of one collective beyond that of an operator: work objects, streams and events of
+            the framework, and NCCL's own launch.
+        collective_checks: before every collective the ranks of its group compare over TCP what they are about to run
+            (PyTorch's TORCH_DISTRIBUTED_DEBUG=DETAIL).
         attention_kernel: fused attention kernel as tables of kernels name it (`fa3`, `cudnn`); empty: the training
             kernels of the GPU's generation.
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
@@ -236,6 +240,8 @@ class StackProfile(StrictModel):
     host_parameter_s: Seconds = Field(default=0.0, alias="host_parameter")
     host_sharded_parameter_s: Seconds = Field(default=0.0, alias="host_sharded_parameter")
     host_modules: HostModulesSpec = Field(default_factory=HostModulesSpec)
+    host_collective_s: Seconds = Field(default=0.0, alias="host_collective")
+    collective_checks: bool = False
     nccl_version: str
     nccl_algo: str = ""
     nccl_proto: str = ""

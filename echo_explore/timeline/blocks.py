@@ -176,7 +176,10 @@ def _module_bytes(modules: HostModules | None) -> bytes:
 
 def _host_key(job: PipelineJob) -> bytes:
     """What the host's part of a block follows from; bytes, whose hash Python keeps."""
-    calls = np.array([job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking)])
+    calls = np.array(
+        [job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking)]
+        + list(job.host_collective_s)
+    )
     return calls.tobytes() + _module_bytes(job.host_modules)
 
 
@@ -315,6 +318,7 @@ def _host(job: PipelineJob, timed: TimedGraph) -> Floats:
         backward_call_s=job.host_backward_call_s,
         expert_call_s=job.host_expert_call_s,
         modules=job.host_modules,
+        collective_s=job.host_collective_s,
         launch_blocking=job.launch_blocking,
     )
 

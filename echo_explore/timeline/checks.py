@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 
 from echo_explore.core import SpecError
+from echo_explore.graph import Axis
 from echo_explore.specs.schedules import PipelineSchedule
 from echo_explore.timeline.job import ChunkJob, PipelineJob
 from echo_explore.timeline.layout import schedule_of
@@ -30,6 +31,11 @@ def check_job(job: PipelineJob) -> None:
     _check_seconds("host_call_s", job.host_call_s)
     _check_seconds("host_backward_call_s", job.host_backward_call_s)
     _check_seconds("host_expert_call_s", job.host_expert_call_s)
+    _check_seconds("host_collective_s", min(job.host_collective_s, default=0.0))
+    _check_seconds("host_collective_s", max(job.host_collective_s, default=0.0))
+    if len(job.host_collective_s) not in (0, len(Axis)):
+        rule = f"needs a time for each of the {len(Axis)} axes, or none"
+        raise SpecError("host_collective_s", len(job.host_collective_s), rule, "give one by code of Axis")
     _check_seconds("host_step_s", job.host_step_s)
     _check_seconds("host_update_s", job.host_update_s)
     _check_seconds("jitter_sigma_log", job.jitter_sigma_log)

@@ -59,13 +59,14 @@ def host_row_seconds(
     backward_call_s: float,
     expert_call_s: float = 0.0,
     modules: HostModules | None = None,
+    collective_s: tuple[float, ...] = (),
     launch_blocking: bool = False,
 ) -> Floats:
     """(num_rows,) What the host needs for the calls of each row; autograd makes those of the backward.
 
     A grouped product, and the cast right ahead of it, stands for one of each expert: `expert_call_s` for each further.
     A product or attention takes at least what its module's Python does, whatever operators it dispatches. A row without
-    calls is part of a CUDA graph: nothing of it costs the host.
+    calls is part of a CUDA graph: nothing of it costs the host. A collective takes `collective_s` of its axis on top.
     With `launch_blocking` also what the host waits for each kernel and collective beyond the time that runs on the GPU.
     """
     graph = timed.graph
@@ -79,6 +80,9 @@ def host_row_seconds(
     row_s[products] += further_s
     is_cast = _is_cast(graph, products)
     row_s[products[is_cast] - 1] += further_s[is_cast]
+    if collective_s:
+        launched = graph.is_collective & (graph.host_calls > 0)
+        row_s[launched] += np.asarray(collective_s)[graph.axis[launched]]
     return row_s + waits_s
 
 

@@ -173,6 +173,7 @@ class PipelineJob:
         host_backward_call_s: the same in a backward.
         host_expert_call_s: host time of each further expert's product or cast behind a row that stands for all experts.
         host_modules: host time of modules whose Python does more than their operators; None: nothing more.
+        host_collective_s: what each collective takes the host beyond that, by code of its `Axis`; empty: nothing.
         host_step_s: host time once a step, after the epilogue.
         host_update_s: host time of one of `ExecutionGraph.host_calls` of the epilogues.
         group_ranks: ranks of a group by axis, as far as it has any; what they send is counted with it.
@@ -198,6 +199,7 @@ class PipelineJob:
     host_expert_call_s: float = 0.0
     host_update_s: float = 0.0
     host_modules: HostModules | None = None
+    host_collective_s: tuple[float, ...] = ()
     group_ranks: Mapping[Axis, int] = field(default_factory=dict)
     shared_links: tuple[SharedLinks, ...] = ()
     jitter_sigma_log: float = 0.0

@@ -93,6 +93,8 @@ NOT_IN_THE_GRAPH: Final[Mapping[str, str]] = {
     "stack.host_parameter_s": _PRICE,
     "stack.host_sharded_parameter_s": _PRICE,
     "stack.host_modules": _PRICE,
+    "stack.host_collective_s": _PRICE,
+    "stack.collective_checks": _PRICE,
     "stack.nccl_version": _PRICE,
     "stack.nccl_algo": _PRICE,
     "stack.nccl_proto": _PRICE,

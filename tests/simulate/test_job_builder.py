@@ -7,6 +7,7 @@ import pytest
 
 from echo_explore.graph import Axis, Collective, Parameter, Trace
 from echo_explore.simulate import WhatIf
+from echo_explore.simulate.host_collectives import CHECK_S_PER_RANK
 from echo_explore.simulate.job_builder import JobBuilder
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.specs import load_cluster, load_stack
@@ -132,3 +133,20 @@ def test_a_slower_host_takes_longer_for_operators_and_modules() -> None:
     fast = {f"node.{name}": 1.0 for name in ("host_operator_factor", "host_module_factor")}
     jobs = [_job(cluster="gb200-nvl72", overrides=tuple(f"cluster.{k}={v}" for k, v in o.items())) for o in ({}, fast)]
     assert jobs[0].host_call_s == pytest.approx(jobs[1].host_call_s * node.host_operator_factor)
+
+
+def test_checked_collectives_cost_the_host_a_message_a_rank() -> None:
+    """PyTorch compares what the ranks of a group are about to run; a group of one runs nothing."""
+    layout = "tp=4,pp=2,dp=2"
+    assert _job(layout=layout).host_collective_s == ()
+    job = candidate(layout=layout)
+    stack = job.stack.model_copy(update={"collective_checks": True, "host_collective_s": 40e-6})
+    model = simulator()
+    job = replace(job, stack=stack)
+    pricer = Pricer(job, compute=model.compute, collective=model.collective, what_if=WhatIf())
+    built = JobBuilder(job, model.tracer.trace(request_of(job)), pricer, WhatIf()).job
+    each_s = built.host_collective_s
+    assert each_s[Axis.TENSOR] == pytest.approx(40e-6 + 4 * CHECK_S_PER_RANK)
+    assert each_s[Axis.DATA] == pytest.approx(40e-6 + 2 * CHECK_S_PER_RANK)
+    assert each_s[Axis.CONTEXT] == each_s[Axis.HOST] == 0.0
+    assert all(b.time_s >= each_s[Axis.DATA] for stage in built.stages for c in stage.chunks for b in c.buckets)

@@ -22,6 +22,21 @@ def test_backward_calls_are_counted_apart_from_those_of_the_interpreter() -> Non
     assert host_seconds(timed, call_s=2.0, backward_call_s=0.5) == pytest.approx(8 * 2.0 + 7 * 0.5)
 
 
+def test_collectives_take_the_host_what_their_axis_says() -> None:
+    """On top of the operator, in either direction, and not inside a CUDA graph."""
+    rows = [
+        OpRow(phase=phase, kind=OpKind.COLLECTIVE, axis=axis, collective=Collective.ALL_GATHER, host_calls=calls)
+        for phase, axis, calls in (
+            (Phase.FORWARD, Axis.TENSOR, 1), (Phase.BACKWARD, Axis.TENSOR, 1), (Phase.FORWARD, Axis.DATA, 1),
+            (Phase.FORWARD, Axis.TENSOR, 0),
+        )
+    ]  # fmt: skip
+    timed = TimedGraph(graph=build_graph([*rows, OpRow()]), time_s=np.zeros(5), sigma_log=np.zeros(5))
+    each_s = tuple(10.0 if axis == Axis.TENSOR else 3.0 * (axis == Axis.DATA) for axis in Axis)
+    host = host_row_seconds(timed, call_s=1.0, backward_call_s=0.5, collective_s=each_s)
+    np.testing.assert_allclose(host, [11.0, 10.5, 4.0, 0.0, 1.0])
+
+
 def _body_s(rows: list[OpRow], times: list[float], host: list[float] | None) -> float:
     timed = TimedGraph(graph=build_graph(rows), time_s=np.array(times), sigma_log=np.zeros(len(rows)))
     template = expand(timed, host_row_s=None if host is None else np.array(host))

@@ -230,3 +230,13 @@ def test_the_width_of_adapters_comes_from_the_name_or_the_stack() -> None:
     assert (named.recipe.lora_rank, unnamed.recipe.lora_rank) == (16, unnamed.stack.lora_rank)
     assert named.recipe.lora_targets == named.stack.lora_targets
     assert mapped().recipe.lora_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "num_gpus", "checked"),
+    [("nanosweep-13502176-1", 16, False), ("nanosweep-14098623-1", 16, True), ("nanosweep-14098555-1", 8, False)],
+)
+def test_later_jobs_of_the_sweep_on_several_hosts_checked_collectives(run: str, num_gpus: int, checked: bool) -> None:
+    profile = stack_of(row(id=run, framework="nanotron", num_gpus=str(num_gpus), dp=str(num_gpus // 4)))
+    assert not isinstance(profile, str)
+    assert profile.collective_checks == checked
