@@ -68,7 +68,7 @@ FIRST_FLASH_SCALE = 2.0
 """Time of FlashAttention 1 over FlashAttention 2 ("around 2x": arXiv 2307.08691 (2023), abstract)."""
 
 
-CHECKED_JOBS_FROM = 14_000_000
+CHECKED_JOBS_FROM = 14_017_000
 """Slurm jobs of the nanotron sweep from which on its launch script has TORCH_DISTRIBUTED_DEBUG=DETAIL.
 
 huggingface/nanotron, run_multinode.sh: the script of December 2024 does not set it, that of February 2025 does, and
