@@ -86,7 +86,7 @@ class JobBuilder:
             schedule=candidate.schedule.name,
             schedule_lines=recipe.schedule_lines,
             num_micro_batches=candidate.num_micro_batches,
-            overlap_grad_reduce=bool(recipe.overlap_grad_reduce),
+            overlap_grad_reduce=bool(recipe.overlap_grad_reduce) and not self._sums_whole,
             overlap_param_gather=self._gathers_overlap,
             overlap_p2p=bool(recipe.overlap_p2p) and layout.virtual_pipeline > 1,
             host_call_s=stack.host_call_s * host_factor,
@@ -106,6 +106,11 @@ class JobBuilder:
         stack = self._candidate.stack
         factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
         return collective_seconds(stack, self._pricer.shape, factor=factor)
+
+    @property
+    def _sums_whole(self) -> bool:
+        """Whether a stage sums its gradients in one piece behind its last backward."""
+        return self._candidate.stack.sums_whole_gradients and bool(self._candidate.recipe.distributed_optimizer)
 
     @property
     def _gathers_overlap(self) -> bool:
@@ -205,7 +210,7 @@ class JobBuilder:
         candidate = self._candidate
         places = [i for i, p in enumerate(plan.parameters) if p.expert == expert]
         group = self._group(expert=expert)
-        bucketing = bool(candidate.recipe.overlap_grad_reduce) and stage == 0 and chunk == 0
+        bucketing = bool(candidate.recipe.overlap_grad_reduce) and stage == 0 and chunk == 0 and not self._sums_whole
         limit = default_bucket_elements(group, candidate.stack.bucket_elements) if bucketing else None
         shared = frozenset(
             n
@@ -215,7 +220,7 @@ class JobBuilder:
         buckets = bucket_layout(
             [plan.parameters[i].num_elements for i in places],
             group_size=group,
-            distributed_optimizer=bool(candidate.recipe.distributed_optimizer),
+            distributed_optimizer=bool(candidate.recipe.distributed_optimizer) and not self._sums_whole,
             bucket_elements=limit,
             own_bucket=shared,
         )
@@ -234,7 +239,7 @@ class JobBuilder:
         backward = self._timed(plan.names, backward=True)
         reduced = [bucket for bucket in buckets if self._group(expert=bucket.expert) > 1]
         sharded = bool(candidate.recipe.distributed_optimizer)
-        kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
+        kind = Collective.REDUCE_SCATTER if sharded and not self._sums_whole else Collective.ALL_REDUCE
         gradient_bytes = GRADIENT_BYTES[candidate.stack.main_gradient_dtype(candidate.recipe.precision)]
         reductions, gathers = [], []
         for bucket in reduced:

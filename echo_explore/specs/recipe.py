@@ -197,6 +197,8 @@ class StackProfile(StrictModel):
         keeps_gathered_inputs: under sequence parallelism the gathered input of a product stays until its backward,
             which else gathers it again (megatron only).
         keeps_model_gradients: beside main gradients of `gradient_dtype` every parameter keeps one of its own type.
+        sums_whole_gradients: with the distributed optimizer gradients are summed by one all-reduce after the last
+            backward of a stage, not scattered bucket by bucket (megatron only).
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         fp8_scales: when an array is cast to 8 bits its scale is `known` (from steps before, or found by the kernel that
             made it), found by a pass over it for the whole `tensor`, or found for each `row` of each orientation.
@@ -255,6 +257,7 @@ class StackProfile(StrictModel):
     keeps_transposed_weights: bool = True
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
+    sums_whole_gradients: bool = False
     fused_loss: bool = False
     fp8_scales: Fp8Scales = "known"
     expert_dispatcher: ExpertDispatcher = "alltoall"

@@ -165,6 +165,7 @@ layer_split_rule = "none"             # for layers that pp * vpp does not divide
 cuda_graphs = false
 host_call = "25 us"                   # host time of one operator in a forward: interpreter, modules, dispatcher, launch
 host_backward_call = "8 us"           # the same in a backward
+host_collective = "80 us"             # of a collective beyond that: work object, streams, events, NCCL's launch
 host_step = "1.2 ms"                  # host time once a step: data, logging
 host_parameter = "13 us"              # of the optimizer, for each parameter tensor
 host_sharded_parameter = "19 us"      # the same with the distributed optimizer

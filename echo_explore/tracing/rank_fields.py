@@ -95,6 +95,7 @@ NOT_IN_THE_GRAPH: Final[Mapping[str, str]] = {
     "stack.host_modules": _PRICE,
     "stack.host_collective_s": _PRICE,
     "stack.collective_checks": _PRICE,
+    "stack.sums_whole_gradients": "no traced framework sums gradients so",
     "stack.nccl_version": _PRICE,
     "stack.nccl_algo": _PRICE,
     "stack.nccl_proto": _PRICE,

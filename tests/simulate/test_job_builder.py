@@ -136,9 +136,9 @@ def test_a_slower_host_takes_longer_for_operators_and_modules() -> None:
 
 
 def test_checked_collectives_cost_the_host_a_message_a_rank() -> None:
-    """PyTorch compares what the ranks of a group are about to run; a group of one runs nothing."""
+    """PyTorch compares what the ranks of a group are about to run; a group of one runs nothing, a CUDA graph too."""
+    assert _job(overrides=("stack.cuda_graphs=true",)).host_collective_s == ()
     layout = "tp=4,pp=2,dp=2"
-    assert _job(layout=layout).host_collective_s == ()
     job = candidate(layout=layout)
     stack = job.stack.model_copy(update={"collective_checks": True, "host_collective_s": 40e-6})
     model = simulator()
@@ -150,3 +150,18 @@ def test_checked_collectives_cost_the_host_a_message_a_rank() -> None:
     assert each_s[Axis.DATA] == pytest.approx(40e-6 + 2 * CHECK_S_PER_RANK)
     assert each_s[Axis.CONTEXT] == each_s[Axis.HOST] == 0.0
     assert all(b.time_s >= each_s[Axis.DATA] for stage in built.stages for c in stage.chunks for b in c.buckets)
+
+
+def test_a_stack_may_sum_gradients_whole_under_the_distributed_optimizer() -> None:
+    """One all-reduce of all gradients behind the last backward, as nanotron does under ZeRO-1."""
+    overrides = ("recipe.distributed_optimizer=true", "recipe.overlap_grad_reduce=true")
+    job = candidate(layout="tp=8,pp=1,dp=2", overrides=overrides)
+    job = replace(job, stack=job.stack.model_copy(update={"sums_whole_gradients": True}))
+    model = simulator()
+    pricer = Pricer(job, compute=model.compute, collective=model.collective, what_if=WhatIf())
+    built = JobBuilder(job, model.tracer.trace(request_of(job)), pricer, WhatIf()).job
+    (bucket,) = built.stages[0].chunks[0].buckets
+    assert bucket.collective is Collective.ALL_REDUCE
+    assert not built.overlap_grad_reduce
+    scattered = _job(layout="tp=8,pp=1,dp=2", overrides=overrides).stages[0].chunks[0].buckets
+    assert bucket.message_bytes == pytest.approx(sum(b.message_bytes for b in scattered), rel=1e-3)
