@@ -103,7 +103,7 @@ class JobBuilder:
     @cached_property
     def _host_collective_s(self) -> tuple[float, ...]:
         """By code of its axis, what a collective takes the host."""
-        stack = self._candidate.stack
+        stack = self._candidate.stack_on_host
         factor = 0.0 if stack.cuda_graphs else self._what_if.host_factor
         return collective_seconds(stack, self._pricer.shape, factor=factor)
 

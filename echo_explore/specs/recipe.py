@@ -294,6 +294,7 @@ class StackProfile(StrictModel):
             "host_call_s": self.host_call_s * node.host_operator_factor,
             "host_backward_call_s": self.host_backward_call_s * node.host_operator_factor,
             "host_modules": self.host_modules.times(node.host_module_factor),
+            "host_collective_s": self.host_collective_s * node.host_operator_factor,
         }
         return self.model_copy(update=update)
 

@@ -176,10 +176,8 @@ def _module_bytes(modules: HostModules | None) -> bytes:
 
 def _host_key(job: PipelineJob) -> bytes:
     """What the host's part of a block follows from; bytes, whose hash Python keeps."""
-    calls = np.array(
-        [job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking)]
-        + list(job.host_collective_s)
-    )
+    own = (job.host_call_s, job.host_backward_call_s, job.host_expert_call_s, float(job.launch_blocking))
+    calls = np.array([*own, *job.host_collective_s])
     return calls.tobytes() + _module_bytes(job.host_modules)
 
 

@@ -129,6 +129,7 @@ def test_a_slower_host_takes_longer_for_operators_and_modules() -> None:
     assert slow.host_call_s == pytest.approx(stack.host_call_s * node.host_operator_factor)
     assert slow.host_backward_call_s == pytest.approx(stack.host_backward_call_s * node.host_operator_factor)
     assert slow.host_modules.wide.linear_s == pytest.approx(stack.host_modules.wide.linear_s * node.host_module_factor)
+    assert slow.host_collective_s == pytest.approx(stack.host_collective_s * node.host_operator_factor)
     assert slow.host_step_s == stack.host_step_s
     fast = {f"node.{name}": 1.0 for name in ("host_operator_factor", "host_module_factor")}
     jobs = [_job(cluster="gb200-nvl72", overrides=tuple(f"cluster.{k}={v}" for k, v in o.items())) for o in ({}, fast)]
