@@ -20,7 +20,12 @@ CAUSES = {
     "host_s": "host",
 }
 """Keys of a breakdown whose values add up to the step time, and what they say."""
-PARTS = {"recompute_s": "of it recomputation", "interference_s": "of it slowed by transfers"}
+PARTS = {
+    "recompute_s": "of it recomputation",
+    "interference_s": "of it slowed by transfers",
+    "straggler_s": "of it slowest of {num_gpus} GPUs",
+}
+"""Keys of a breakdown that are part of compute_s, and what they say."""
 
 
 def prediction_text(candidate: Candidate, prediction: Prediction, advice: Sequence[str]) -> str:
@@ -37,7 +42,7 @@ def prediction_text(candidate: Candidate, prediction: Prediction, advice: Sequen
         f"{format_bytes(prediction.memory_capacity_bytes)}   {'fits' if prediction.fits else 'DOES NOT FIT'}",
         f"  {prediction.num_micro_batches} micro-batches, {prediction.num_rank_classes} rank classes, "
         f"{prediction.num_simulated_ops:,} simulated ops, fidelity {prediction.fidelity}",
-        *_causes(prediction.breakdown, step),
+        *_causes(prediction.breakdown, step, prediction.num_ranks),
     ]
     if prediction.explanation is not None:
         lines += explanation_lines(prediction.explanation)
@@ -78,12 +83,12 @@ def graph_text(device: str, prediction: GraphPrediction) -> str:
             f"  executed    {prediction.flop / step / 1e12:,.1f} TFLOP/s a GPU in products and attention",
             f"  memory      {format_bytes(prediction.peak_memory_bytes)} of "
             f"{format_bytes(prediction.memory_capacity_bytes)}   {'fits' if prediction.fits else 'DOES NOT FIT'}",
-            *_causes(prediction.breakdown, step),
+            *_causes(prediction.breakdown, step, prediction.num_ranks),
         ]
     )
 
 
-def _causes(breakdown: Mapping[str, float], step_s: float) -> list[str]:
+def _causes(breakdown: Mapping[str, float], step_s: float, num_gpus: int) -> list[str]:
     lines = ["  where the step goes (critical rank):"]
     for key, name in CAUSES.items():
         seconds = breakdown.get(key, 0.0)
@@ -93,5 +98,6 @@ def _causes(breakdown: Mapping[str, float], step_s: float) -> list[str]:
             for part, text in PARTS.items():
                 value = breakdown.get(part, 0.0)
                 if value > 0:
-                    lines.append(f"      {text:26s} {format_seconds(value):>10s} {value / step_s:6.1%}")
+                    line = text.format(num_gpus=num_gpus)
+                    lines.append(f"      {line:26s} {format_seconds(value):>10s} {value / step_s:6.1%}")
     return lines

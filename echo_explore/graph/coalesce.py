@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_explore.graph.execution_graph import COLUMNS, ExecutionGraph, Ints
+from echo_explore.graph.execution_graph import COLUMNS, ExecutionGraph, Floats, Ints
 from echo_explore.graph.kinds import OpKind
 from echo_explore.graph.timed import TimedGraph
 
@@ -55,8 +55,11 @@ def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_aft
     columns["awaits"] = np.where(columns["awaits"] >= 0, row_of[columns["awaits"]], -1).astype(np.int32)
     columns["forward_op"] = np.full(first.shape, -1, dtype=np.int32)
     time_s = np.add.reduceat(timed.time_s, first)
-    weighted = np.add.reduceat(timed.time_s * timed.sigma_log, first)
-    sigma_log = np.where(time_s > 0, weighted / np.where(time_s > 0, time_s, 1.0), timed.sigma_log[longest])
+
+    def mean_of(values: Floats) -> Floats:
+        weighted = np.add.reduceat(timed.time_s * values, first)
+        return np.where(time_s > 0, weighted / np.where(time_s > 0, time_s, 1.0), values[longest])
+
     offsets, index = _coarse_dependences(graph, row_of, first.shape[0])
     coarse = ExecutionGraph(
         **columns, dims=graph.dims[longest], dep_offsets=offsets, dep_index=index, strings=graph.strings
@@ -64,7 +67,14 @@ def coalesce(timed: TimedGraph, *, break_before: Collection[int] = (), break_aft
     assert int((coarse.kind == OpKind.COLLECTIVE).sum()) == int(graph.is_collective.sum())
     pair_class = timed.pair_class[longest]
     return Coalesced(
-        timed=TimedGraph(graph=coarse, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class), row_of=row_of
+        timed=TimedGraph(
+            graph=coarse,
+            time_s=time_s,
+            sigma_log=mean_of(timed.sigma_log),
+            pair_class=pair_class,
+            straggler_fraction=mean_of(timed.straggler_fraction),
+        ),
+        row_of=row_of,
     )
 
 

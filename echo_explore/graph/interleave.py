@@ -116,4 +116,5 @@ def _taken(
         time_s=column("time_s"),
         sigma_log=column("sigma_log"),
         pair_class=column("pair_class").astype(np.int64),
+        straggler_fraction=column("straggler_fraction"),
     )

@@ -11,7 +11,7 @@ from typing import Final, Literal, Protocol
 from echo_explore.search.point import SearchPoint
 from echo_explore.tracing.request import TraceRequest
 
-PARTS_OF_COMPUTE: Final = ("recompute_s", "interference_s")
+PARTS_OF_COMPUTE: Final = ("recompute_s", "interference_s", "straggler_s")
 """Keys of a breakdown that are parts of `compute_s`; the others add up to the step time."""
 
 

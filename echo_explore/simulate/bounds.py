@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from echo_explore.compute.flop import layer_forward_flop, logits_forward_flop, masked_fraction, recomputed_flop
 from echo_explore.memory import memory_lower_bound
 from echo_explore.simulate.layer_bound import LayerProducts
+from echo_explore.simulate.slowest import slowest_factor
 from echo_explore.specs import Candidate
 from echo_explore.specs.model import feed_forward_kind
 from echo_explore.specs.recompute import recompute_of_layers
@@ -30,7 +31,7 @@ class LowerBounds:
 
 
 def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) -> LowerBounds:
-    """The bounds; admissible because no kernel is priced above the device's peak rate.
+    """The bounds; admissible because no kernel is priced above the peak rate of the slowest GPU.
 
     The work of a stage is the executed FLOP of its layers (recomputation included, a causal flash kernel at half) and,
     on the last, of the logits, at the peak; of dense layers the products as they are priced, and the exchanges that
@@ -38,18 +39,20 @@ def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) ->
 
     Args:
         candidate: the candidate.
-        products: of a dense layer; None: at the peak, without exchanges.
+        products: of a dense layer on the mean GPU; None: at the peak, without exchanges.
     """
     layout = candidate.layout
     recompute = candidate.recipe.recompute
     words = {word for count in candidate.chunk_layers for word in recompute_of_layers(recompute, count)}
     kinds = set(candidate.model.layer_kinds)
     peak = _peak_flop_per_s(candidate)
-    layer = {(kind, word): _layer_flop(candidate, kind, word) / peak for kind in kinds for word in words}
+    slowest = slowest_factor(candidate.num_gpus, candidate.cluster.device.clock_spread_fraction)
+    layer = {(kind, word): slowest * _layer_flop(candidate, kind, word) / peak for kind in kinds for word in words}
     if products is not None:
         for kind, word in layer:
             if feed_forward_kind(kind) == "dense":
-                layer[kind, word] += _beyond_peak_s(products, peak, again=word == "full")
+                times = 2 if word == "full" else 1
+                layer[kind, word] += slowest * _beyond_peak_s(products, peak, times) + times * products.exchanges_s
     stages = [0.0] * layout.pipeline_parallel
     first = 0
     chunks = []
@@ -65,7 +68,7 @@ def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) ->
     equal = min(chunks) * layout.virtual_pipeline
     bubble_s = _bound(candidate, [equal * m] * layout.pipeline_parallel, equal=True)
     for stage in stage_of[len(chunks) - 1 :: len(chunks)].tolist():
-        stages[stage] += _logits_flop(candidate) / peak / schedule.num_copies
+        stages[stage] += slowest * _logits_flop(candidate) / peak / schedule.num_copies
     if candidate.schedule.name in _WHOLE_BACKWARDS:
         step_time_s = max(bubble_s, _bound(candidate, [work * m for work in stages], equal=False))
     else:
@@ -78,11 +81,10 @@ def _peak_flop_per_s(candidate: Candidate) -> float:
     return max(peak.values()) if precision not in ("bf16", "fp16") else peak[precision]
 
 
-def _beyond_peak_s(products: LayerProducts, peak_flop_per_s: float, *, again: bool) -> float:
-    """What a layer's products take longer than at the peak, and its exchanges; the forward's twice with `again`."""
-    times = 2 if again else 1
-    forward_s = products.forward_s - products.flop / peak_flop_per_s + products.exchanges_s
-    return times * forward_s + products.backward_s - 2.0 * products.flop / peak_flop_per_s
+def _beyond_peak_s(products: LayerProducts, peak_flop_per_s: float, forwards: int) -> float:
+    """What a layer's products take longer than at the peak."""
+    forward_s = products.forward_s - products.flop / peak_flop_per_s
+    return forwards * forward_s + products.backward_s - 2.0 * products.flop / peak_flop_per_s
 
 
 def _bound(candidate: Candidate, work_s: list[float], *, equal: bool) -> float:

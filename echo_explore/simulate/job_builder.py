@@ -171,12 +171,7 @@ class JobBuilder:
         key = (names, backward)
         if key not in self._graphs:
             parts = [self._piece(name, backward=backward) for name in (reversed(names) if backward else names)]
-            self._graphs[key] = TimedGraph(
-                graph=concatenate([p.graph for p in parts]),
-                time_s=np.concatenate([np.zeros(0), *(p.time_s for p in parts)]),
-                sigma_log=np.concatenate([np.zeros(0), *(p.sigma_log for p in parts)]),
-                pair_class=np.concatenate([np.zeros(0, dtype=np.int64), *(p.pair_class for p in parts)]),
-            )
+            self._graphs[key] = TimedGraph.joined(parts, concatenate([p.graph for p in parts]))
         return self._graphs[key]
 
     def _split(self, names: tuple[str, ...]) -> SplitBackward:

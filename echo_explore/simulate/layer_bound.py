@@ -12,7 +12,7 @@ _DTYPES: Final = {"bf16": DType.BF16, "fp16": DType.FP16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProducts:
-    """Products of a dense layer for one micro-batch on one rank, and what it waits for.
+    """Products of a dense layer for one micro-batch on the mean of equal GPUs, and what it waits for.
 
     Attributes:
         flop: of the forward's products; the backward has twice that.

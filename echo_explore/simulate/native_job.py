@@ -143,7 +143,7 @@ class NativeJobBuilder:
             alone_s, sigma_log[row] = pricer.collective(axis, kind, size)
             time_s[row] = alone_s * factor
             pair_class[row] = pricer.traffic_class(axis, kind, size, time_s=float(time_s[row]))
-        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
+        return replace(priced, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -195,12 +195,7 @@ class NativeJobBuilder:
     def _plain(self, *, backward: bool) -> TimedGraph:
         names = ("embedding", *self._layer_pieces, "head")
         parts = [self.piece(name, backward=backward) for name in (reversed(names) if backward else names)]
-        return TimedGraph(
-            graph=concatenate([p.graph for p in parts]),
-            time_s=np.concatenate([p.time_s for p in parts]),
-            sigma_log=np.concatenate([p.sigma_log for p in parts]),
-            pair_class=np.concatenate([p.pair_class for p in parts]),
-        )
+        return TimedGraph.joined(parts, concatenate([p.graph for p in parts]))
 
     def _sharded_chunk(self) -> ChunkJob:
         candidate, spec = self._candidate, self._candidate.stack.sharding

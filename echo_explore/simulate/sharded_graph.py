@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
 from echo_explore.graph import (
     DTYPE_BYTES,
     Axis,
@@ -113,12 +111,7 @@ class _Sequence:
         awaits = graph.awaits.copy()
         for row, awaited in self._waits:
             awaits[row] = awaited
-        return TimedGraph(
-            graph=replace(graph, awaits=awaits),
-            time_s=np.concatenate([p.time_s for p in self._parts]),
-            sigma_log=np.concatenate([p.sigma_log for p in self._parts]),
-            pair_class=np.concatenate([p.pair_class for p in self._parts]),
-        )
+        return TimedGraph.joined(self._parts, replace(graph, awaits=awaits))
 
 
 def sharded_forward(root: Unit, layers: Sequence[Unit], facts: ShardingFacts, prices: Prices) -> TimedGraph:

@@ -21,10 +21,10 @@ from echo_explore.simulate.hardware import HARDWARE
 from echo_explore.specs import load_cluster
 
 _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
-TIMES = ("compute", "communication", "host", "interference", *AXES, *_CLASSES)
+TIMES = ("compute", "communication", "host", "interference", "stragglers", *AXES, *_CLASSES)
 """Causes whose times a what-if may multiply."""
 NAMES = (*TIMES, *HARDWARE, "overlap", "gpu", "slow_rank", "broken_link", "mixed_gpu", "jitter")
-_WORDS = {("interference", "none"): 0.0}
+_WORDS = {("interference", "none"): 0.0, ("stragglers", "none"): 0.0}
 """Words that stand for factors."""
 _EXAMPLE = {True: "2x", False: "0.5"}
 
@@ -32,7 +32,8 @@ _EXAMPLE = {True: "2x", False: "0.5"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """Factors on times, 1 where not given: `compute=0.5` halves every kernel, `tensor=0` makes tensor traffic free,
-    `interference=0` or `none` lets kernels and transfers run beside each other at full speed. Names of
+    `interference=0` or `none` lets kernels and transfers run beside each other at full speed, `stragglers=0` or `none`
+    makes all GPUs equal. Names of
     `hardware.HARDWARE` multiply figures of the cluster instead: `bandwidth=2x` doubles those of all links.
 
     Attributes:
@@ -67,6 +68,11 @@ class WhatIf:
     def interference_factor(self) -> float:
         """Factor on what kernels and transfers take longer because they share a GPU."""
         return self.factors.get("interference", 1.0)
+
+    @property
+    def straggler_factor(self) -> float:
+        """Factor on what the slowest GPU takes longer than the mean one."""
+        return self.factors.get("stragglers", 1.0)
 
     @property
     def host_factor(self) -> float:

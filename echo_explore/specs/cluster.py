@@ -21,6 +21,13 @@ from echo_explore.specs.base import (
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
+CLOCK_SPREAD_FRACTION = 0.016
+"""Default of `DeviceSpec.clock_spread_fraction`: SGEMM on V100 at their power limit, interquartile range over 1.349 of
+84 runs of Longhorn's table (hal-uw/blox-pal, aggregated_data/sim/sgemm-longhorn-agg.csv, data of 2020). The study that it
+is from reports 8 % over five clusters between the whiskers of box plots, 5.4 standard deviations: 0.015 (arXiv
+2208.11035, 2022). ResNet-50 on 72 A100 PCIe of Lonestar6 has 0.020 with the noise of its runs (the same repository)."""
+
+
 def _peak_table(value: object) -> object:
     if not isinstance(value, dict):
         return value
@@ -38,6 +45,8 @@ class DeviceSpec(StrictModel):
             (FlashAttention-4, arXiv 2603.05451 (2026), section 3, for Hopper and Blackwell; CUDA C++ Programming Guide
             12.8 (2025), table of arithmetic throughput).
         memory_bytes: capacity as nvidia-smi shows it (usable bytes before the CUDA context).
+        clock_spread_fraction: standard deviation, over the GPUs of a fleet, of the clock that they hold under load,
+            over its mean; 0: all are equal.
     """
 
     name: str
@@ -50,6 +59,7 @@ class DeviceSpec(StrictModel):
     l2_cache_bytes: Bytes = Field(alias="l2_cache")
     power_w: Watts = Field(alias="power")
     exponentials_per_clock: int = Field(default=16, ge=1, le=LARGEST)
+    clock_spread_fraction: float = Field(default=CLOCK_SPREAD_FRACTION, ge=0.0, le=0.2)
     peak_flop_per_s: Annotated[dict[str, float], BeforeValidator(_peak_table)] = Field(alias="peak")
 
     @model_validator(mode="after")

@@ -23,8 +23,13 @@ BREAKDOWN_KEYS: dict[str, Column] = {
     "host_s": Column.HOST,
     "recompute_s": Column.RECOMPUTE,
     "interference_s": Column.INTERFERENCE,
+    "straggler_s": Column.STRAGGLER,
 }
-"""Keys of a breakdown; the last two are parts of compute_s, the others add up to the step time."""
+"""Keys of a breakdown; those of `COMPUTE_PARTS` are parts of compute_s, the others add up to the step time."""
+
+COMPUTE_PARTS = ("recompute_s", "interference_s", "straggler_s")
+"""Recomputation, what transfers beside kernels cost, and what the slowest GPU takes longer than the mean one; a second
+may belong to several."""
 
 AXIS_NAMES = ("tensor", "context", "expert", "data", "pipeline")
 
@@ -54,7 +59,7 @@ class ClassTimes:
 def breakdown_of(charges: Floats) -> dict[str, float]:
     """Seconds by key of `BREAKDOWN_KEYS`; rounding below 0 is cut off in the parts, which add up to nothing."""
     seconds = {key: float(charges[column]) for key, column in BREAKDOWN_KEYS.items()}
-    return seconds | {key: max(0.0, seconds[key]) for key in ("recompute_s", "interference_s")}
+    return seconds | {key: max(0.0, seconds[key]) for key in COMPUTE_PARTS}
 
 
 def class_times(label: str, multiplicity: int, finish_s: float, charges: Floats) -> ClassTimes:

@@ -27,11 +27,13 @@ class Column(IntEnum):
     """Part of COMPUTE."""
     INTERFERENCE = 10
     """Part of COMPUTE."""
+    STRAGGLER = 11
+    """Part of COMPUTE."""
 
 
 NUM_AXES = 5
 """Tensor, context, expert, data, pipeline."""
-BUSY = 11
+BUSY = 12
 """First of NUM_AXES columns: seconds of transfers from and to the rank by axis, exposed or not, each counted."""
 CLASS_SIGMA = BUSY + NUM_AXES
 """First of NUM_CODES columns: charged seconds of kernels times the sigma of their log, by OpClass."""
@@ -42,8 +44,9 @@ NUM_COLUMNS = AXIS_SIGMA + NUM_AXES
 _BODY, _RECOMPUTE, _OPTIMIZER, _MARK = (
     int(kind) for kind in (Charge.BODY, Charge.RECOMPUTE, Charge.OPTIMIZER, Charge.MARK)
 )
-_IN_COMPUTE, _IN_OPTIMIZER, _IN_RECOMPUTE, _IN_INTERFERENCE = (
-    int(column) for column in (Column.COMPUTE, Column.OPTIMIZER, Column.RECOMPUTE, Column.INTERFERENCE)
+_IN_COMPUTE, _IN_OPTIMIZER, _IN_RECOMPUTE, _IN_INTERFERENCE, _IN_STRAGGLER = (
+    int(column)
+    for column in (Column.COMPUTE, Column.OPTIMIZER, Column.RECOMPUTE, Column.INTERFERENCE, Column.STRAGGLER)
 )  # compiled code wants plain numbers
 
 # Levels of the sweep, the lowest present gets the instant. What waits inside a forward or backward comes before what
@@ -69,6 +72,7 @@ class RanOps:
         op_class: OpClass of a kernel.
         duration_s: alone.
         sigma_log: of duration_s.
+        straggler_fraction: share of a kernel's time that the slowest GPU takes longer than the mean one.
         source: op of the pool that it is a copy of, -1 for others.
         body_of_source: (num_pool_ops,) row of the body table of an op of the pool.
         alone_s: (num_pool_ops,) duration of an op of the pool: a copy that takes longer has its body's charges grow.
@@ -82,6 +86,7 @@ class RanOps:
     op_class: Ints
     duration_s: Floats
     sigma_log: Floats
+    straggler_fraction: Floats
     source: Ints
     body_of_source: Ints
     alone_s: Floats
@@ -109,7 +114,15 @@ def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: 
     most = own.shape[0] + incoming.shape[0]
     times, levels, sigmas = np.empty(2 * most), np.empty(most, np.int64), np.empty(most)
     busy, exclusive, weighted = np.zeros(_IDLE + 1), np.zeros(_IDLE + 1), np.zeros(_IDLE + 1)
-    columns = (ops.start_s, ops.end_s, ops.charge, ops.op_class, ops.duration_s, ops.sigma_log)
+    columns = (
+        ops.start_s,
+        ops.end_s,
+        ops.charge,
+        ops.op_class,
+        ops.duration_s,
+        ops.sigma_log,
+        ops.straggler_fraction,
+    )
     body_of = (ops.source, ops.body_of_source, ops.alone_s)
     n = _collect(
         own, incoming, columns, body_of, from_s, to_s, _LEVEL_OF, charges, num_of_body, busy, times, levels, sigmas
@@ -130,7 +143,7 @@ def charge_rank(ops: RanOps, rank: int, bodies: Floats, *, from_s: float, to_s: 
 def _collect(
     own: Ints,
     incoming: Ints,
-    columns: tuple[Floats, Floats, Ints, Ints, Floats, Floats],
+    columns: tuple[Floats, Floats, Ints, Ints, Floats, Floats, Floats],
     body_of: tuple[Ints, Ints, Floats],
     from_s: float,
     to_s: float,
@@ -147,7 +160,7 @@ def _collect(
     Args:
         own: ops of the rank.
         incoming: transfers of others to it.
-        columns: start_s, end_s, charge, op_class, duration_s and sigma_log of all ops.
+        columns: start_s, end_s, charge, op_class, duration_s, sigma_log and straggler_fraction of all ops.
         body_of: source, body_of_source and alone_s, see `RanOps`.
         from_s: start of the window.
         to_s: its end.
@@ -159,7 +172,7 @@ def _collect(
         levels: out: of each interval.
         sigmas: out: of each interval.
     """
-    start, end, charge, op_class, duration, sigma_log = columns
+    start, end, charge, op_class, duration, sigma_log, straggler_fraction = columns
     source, body_of_source, alone = body_of
     last_kernel = -1
     count = 0
@@ -181,6 +194,7 @@ def _collect(
             else:
                 charges[_IN_COMPUTE] += took
                 charges[_IN_INTERFERENCE] += took - duration[op]
+                charges[_IN_STRAGGLER] += took * straggler_fraction[op]
                 if kind == _RECOMPUTE:
                     charges[_IN_RECOMPUTE] += took
             charges[CLASS_SIGMA + op_class[op]] += took * sigma_log[op]

@@ -92,6 +92,7 @@ class Ops:
         axis: Axis of a collective, 0 for others.
         duration_s: alone.
         sigma_log: of duration_s.
+        straggler_fraction: share of duration_s that the slowest GPU takes longer than the mean one.
         row: row of the graph it came from, -1 for others.
         edge_source: (num_edges,) op that must end ...
         edge_target: (num_edges,) ... before this one starts.
@@ -105,6 +106,7 @@ class Ops:
     axis: Ints
     duration_s: Floats
     sigma_log: Floats
+    straggler_fraction: Floats
     row: Ints
     edge_source: Ints
     edge_target: Ints
@@ -130,6 +132,7 @@ class Ops:
             axis=zeros(),
             duration_s=np.zeros(num_ops),
             sigma_log=np.zeros(num_ops),
+            straggler_fraction=np.zeros(num_ops),
             row=np.full(num_ops, -1, dtype=np.int64),
             edge_source=np.zeros(0, dtype=np.int64),
             edge_target=np.zeros(0, dtype=np.int64),

@@ -132,7 +132,7 @@ def _with_times_of(step: StepProgram, job: PipelineJob, pool: Pool) -> StepProgr
     program = step.program
     copied = program.source[: step.num_copied]
     columns = {}
-    for name in ("op_class", "kernel_class", "traffic_class", "duration_s", "sigma_log"):
+    for name in ("op_class", "kernel_class", "traffic_class", "duration_s", "sigma_log", "straggler_fraction"):
         column = getattr(program.ops, name).copy()
         np.take(getattr(pool.ops, name), copied, out=column[: step.num_copied], mode="clip")
         columns[name] = column

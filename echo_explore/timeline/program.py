@@ -325,6 +325,7 @@ def ran_ops(program: Program, times: Times, pool: Pool) -> RanOps:
         op_class=ops.op_class,
         duration_s=ops.duration_s,
         sigma_log=ops.sigma_log,
+        straggler_fraction=ops.straggler_fraction,
         source=program.source,
         body_of_source=pool.template_of,
         alone_s=pool.ops.duration_s,

@@ -15,6 +15,7 @@ def _selected(whole: TimedGraph, mask: npt.NDArray[np.bool_]) -> TimedGraph:
         time_s=whole.time_s[chosen.rows],
         sigma_log=whole.sigma_log[chosen.rows],
         pair_class=whole.pair_class[chosen.rows],
+        straggler_fraction=whole.straggler_fraction[chosen.rows],
     )
 
 

@@ -37,7 +37,7 @@ class StepTimeline:
 
     Attributes:
         step_time_s: until the last rank class has finished.
-        breakdown: seconds of the critical class by key; `recompute_s` and `interference_s` are parts of `compute_s`,
+        breakdown: seconds of the critical class by key; those of `breakdown.COMPUTE_PARTS` are parts of `compute_s`,
             the others add up to step_time_s.
         step_sigma_log: standard deviation of the log of step_time_s, from those of the parts.
         critical_class: the rank class that finishes last; of those that do at the same time the lowest, or of kinds of

@@ -105,6 +105,7 @@ def expand(
     )
     ops.op_class[kernels] = graph.op_class[is_compute]
     ops.kernel_class[kernels] = timed.pair_class[is_compute]
+    ops.straggler_fraction[kernels] = timed.straggler_fraction[is_compute]
     comms = main_at[is_collective]
     axis = graph.axis[is_collective].astype(np.int64)
     if (AXIS_STREAM[axis] < 0).any():

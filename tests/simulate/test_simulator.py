@@ -12,7 +12,7 @@ from echo_explore.simulate import Prediction, SimulationOptions
 from echo_explore.simulate.prediction import INTERVAL_LEVEL
 from tests.simulate.support import candidate, simulator
 
-PARTS = ("recompute_s", "interference_s")
+PARTS = ("recompute_s", "interference_s", "straggler_s")
 LAYOUTS = ("tp=8,pp=1", "tp=8,pp=4", "tp=8,pp=4,vpp=2,sp=1", "tp=4,pp=2,dp=4,sp=1", "tp=1,pp=2,dp=8")
 
 

@@ -19,7 +19,7 @@ from echo_explore.testing.strategies import (
 from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, SharedLinks, StepTimeline, simulate_step
 from echo_explore.timeline.host import LAUNCH_LATENCY_S
 
-PARTS = ("recompute_s", "interference_s")
+PARTS = ("recompute_s", "interference_s", "straggler_s")
 NONE = interference()
 
 
