@@ -31,6 +31,7 @@ memory_bandwidth = "3350 GB/s"   # data sheet
 l2_cache = "50 MiB"              # data sheet
 power = "700 W"                  # nvidia-smi --query-gpu=power.limit --format=csv
 # exponentials_per_clock = 32    # of one SM; default 16, as from Volta to Blackwell; 32 on Blackwell Ultra
+# clock_spread_fraction = 0.016  # standard deviation over your GPUs of the clock held under load, over its mean
 
 [device.peak]                    # matrix rates without sparsity; leave out what the GPU does not have
 bf16 = "989.4 TFLOP/s"           # data sheet
