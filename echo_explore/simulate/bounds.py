@@ -31,7 +31,7 @@ class LowerBounds:
 
 
 def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) -> LowerBounds:
-    """The bounds; admissible because no kernel is priced above the peak rate of the slowest GPU.
+    """The bounds; admissible because no kernel is priced above the peak rate of its stage's slowest GPU.
 
     The work of a stage is the executed FLOP of its layers (recomputation included, a causal flash kernel at half) and,
     on the last, of the logits, at the peak; of dense layers the products as they are priced, and the exchanges that
@@ -46,7 +46,8 @@ def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) ->
     words = {word for count in candidate.chunk_layers for word in recompute_of_layers(recompute, count)}
     kinds = set(candidate.model.layer_kinds)
     peak = _peak_flop_per_s(candidate)
-    slowest = slowest_factor(candidate.num_gpus, candidate.cluster.device.clock_spread_fraction)
+    stage_gpus = candidate.num_gpus // layout.pipeline_parallel
+    slowest = slowest_factor(stage_gpus, candidate.cluster.device.clock_spread_fraction)
     layer = {(kind, word): slowest * _layer_flop(candidate, kind, word) / peak for kind in kinds for word in words}
     if products is not None:
         for kind, word in layer:

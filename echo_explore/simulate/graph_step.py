@@ -20,6 +20,7 @@ from echo_explore.simulate.jobs import held_back
 from echo_explore.simulate.prediction import INTERVAL_LEVEL, UNSEEN_SIGMA_LOG, interval
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.simulator import DEFAULT_OPTIONS, Scaled, SimulationOptions, Simulator
+from echo_explore.simulate.slowest import at_the_slowest_pace
 from echo_explore.specs import ClusterSpec, ParallelConfig, Placement, StackProfile
 from echo_explore.specs.placement import DEFAULT_PLACEMENT
 from echo_explore.timeline import ChunkJob, PipelineJob, StageJob, StepTimeline, simulate_step, write_perfetto
@@ -176,6 +177,7 @@ def graph_timeline(
         fix = "leave numbers of replicas, broken_link and mixed_gpu out"
         raise SpecError("what-if", f"{len(options.what_if.disturbed)} sets of replicas", rule, fix)
     job = _job(timed, stack.on_host(cluster.node), trace.world_size, host_factor=options.what_if.host_factor)
+    job = at_the_slowest_pace(job, cluster.device.clock_spread_fraction, options.what_if.straggler_factor)
     step = simulate_step(
         held_back(job, options.what_if),
         interference=Scaled(pairing, options.what_if.interference_factor),

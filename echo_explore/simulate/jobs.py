@@ -12,6 +12,7 @@ from echo_explore.simulate.link_sharing import shared_links
 from echo_explore.simulate.native_job import NativeJobBuilder
 from echo_explore.simulate.offload import with_offload
 from echo_explore.simulate.pricing import Pricer
+from echo_explore.simulate.slowest import at_the_slowest_pace
 from echo_explore.simulate.unlike_replicas import JobsOn, with_disturbed_replicas
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate, ParallelConfig
@@ -32,6 +33,8 @@ def build_job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatI
     """The job that the timeline simulates."""
     trace = with_offload(candidate, with_graph_scopes(candidate.stack, with_fused_experts(candidate, trace)))
     job = JOB_BUILDERS[candidate.stack.framework](candidate, trace, pricer, what_if).job
+    spread = candidate.cluster.device.clock_spread_fraction
+    job = at_the_slowest_pace(job, spread, what_if.straggler_factor)
     group_ranks: dict[Axis, int] = {axis: pricer.shape(axis).num_ranks for axis in _WITH_GROUPS}
     return replace(job, shared_links=shared_links(candidate), group_ranks=group_ranks)
 

@@ -13,7 +13,6 @@ from echo_explore.interference import CodePairing, NoInterference, Pairing
 from echo_explore.interference.loads import Traffic
 from echo_explore.interference.physical import traffic_of, wire_bytes
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel
-from echo_explore.simulate.slowest import slowest_factor, straggler_fraction
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import ClusterSpec, ParallelConfig, Placement, StackProfile
 from echo_explore.specs.routing import Routing
@@ -38,7 +37,7 @@ class Site(Protocol):
 
     @property
     def layout(self) -> ParallelConfig:
-        """Degrees of each axis; their product is the number of GPUs."""
+        """Degrees of each axis."""
 
     @property
     def placement(self) -> Placement:
@@ -112,8 +111,7 @@ class Pricer:
         factor = np.ones(len(OpClass))
         for op_class in OpClass:
             factor[op_class] = self._what_if.kernel_factor(op_class)
-        held_up = straggler_fraction(graph, self.slowest_factor)
-        time_s = kernels.time_s * factor[graph.op_class] / (1.0 - held_up)
+        time_s = kernels.time_s * factor[graph.op_class]
         if known_s is not None:
             time_s = np.where(np.isnan(known_s), time_s, known_s)
         sigma_log = kernels.sigma_log.copy()
@@ -144,16 +142,7 @@ class Pricer:
                 aside=is_aside is not None and bool(is_aside[row]),
                 shape=shape,
             )
-        return TimedGraph(
-            graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class, straggler_fraction=held_up
-        )
-
-    @property
-    def slowest_factor(self) -> float:
-        """How many times as long clock-bound kernels take on the slowest GPU of the job as on the mean one."""
-        site = self._candidate
-        alone = slowest_factor(site.layout.num_gpus, site.cluster.device.clock_spread_fraction)
-        return 1.0 + (alone - 1.0) * self._what_if.straggler_factor
+        return TimedGraph(graph=graph, time_s=time_s, sigma_log=sigma_log, pair_class=pair_class)
 
     def traffic_class(
         self,

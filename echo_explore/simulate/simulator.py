@@ -51,8 +51,6 @@ class SimulationOptions:
 
 
 DEFAULT_OPTIONS = SimulationOptions()
-_EQUAL_GPUS = SimulationOptions(what_if=WhatIf(factors={"stragglers": 0.0}))
-"""For what candidates of different numbers of GPUs share."""
 
 
 class Scaled:
@@ -208,7 +206,7 @@ class Simulator:
         key = _layer_key(candidate)
         known = self._products.get(key)
         if known is None:
-            pricer = self._pricer(candidate, _EQUAL_GPUS, UNPAIRED)
+            pricer = self._pricer(candidate, DEFAULT_OPTIONS, UNPAIRED)
             known = candidate, layer_products(candidate, pricer)  # the candidate keeps what the key names by id
             self._products.keep(key, known)
         return lower_bounds(candidate, known[1])

@@ -23,8 +23,8 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 CLOCK_SPREAD_FRACTION = 0.016
 """Default of `DeviceSpec.clock_spread_fraction`: SGEMM on V100 at their power limit, interquartile range over 1.349 of
-84 runs of Longhorn's table (hal-uw/blox-pal, aggregated_data/sim/sgemm-longhorn-agg.csv, data of 2020). The study that it
-is from reports 8 % over five clusters between the whiskers of box plots, 5.4 standard deviations: 0.015 (arXiv
+84 runs of Longhorn's table (hal-uw/blox-pal, aggregated_data/sim/sgemm-longhorn-agg.csv, data of 2020). The study that
+it is from reports 8 % over five clusters between the whiskers of box plots, 5.4 standard deviations: 0.015 (arXiv
 2208.11035, 2022). ResNet-50 on 72 A100 PCIe of Lonestar6 has 0.020 with the noise of its runs (the same repository)."""
 
 

@@ -98,7 +98,7 @@ def slowed_kernels(stages: Stages, factors: Mapping[int, float]) -> Stages:
     def slowed(stage: StageJob, factor: float) -> StageJob:
         if factor == 1.0:
             return stage
-        slow = _with_graphs(stage, lambda timed: _longer(timed, timed.graph.is_compute, factor))
+        (slow,) = changed_graphs((stage,), lambda timed: _longer(timed, timed.graph.is_compute, factor))
         return replace(slow, label=f"{stage.label}, {factor:g} x as slow")
 
     return tuple(slowed(stage, factors.get(s, 1.0)) for s, stage in enumerate(stages))
@@ -118,18 +118,20 @@ def slowed_transfers(stages: Stages, axes: Sequence[Axis], factor: float) -> Sta
             gathers=tuple(replace(g, time_s=g.time_s * factor) if g.axis in axes else g for g in chunk.gathers),
         )
 
-    def slowed(stage: StageJob) -> StageJob:
-        slow = _with_graphs(
-            stage, lambda timed: _longer(timed, timed.graph.is_collective & np.isin(timed.graph.axis, axes), factor)
-        )
-        return replace(
+    def longer(timed: TimedGraph) -> TimedGraph:
+        return _longer(timed, timed.graph.is_collective & np.isin(timed.graph.axis, axes), factor)
+
+    if factor == 1.0:
+        return stages
+    return tuple(
+        replace(
             slow,
             chunks=tuple(chunk_of(chunk) for chunk in slow.chunks),
-            send_forward_s=stage.send_forward_s * sends,
-            send_backward_s=stage.send_backward_s * sends,
+            send_forward_s=slow.send_forward_s * sends,
+            send_backward_s=slow.send_backward_s * sends,
         )
-
-    return stages if factor == 1.0 else tuple(slowed(stage) for stage in stages)
+        for slow in changed_graphs(stages, longer)
+    )
 
 
 def _first_alike(kinds: Sequence[ReplicaKind], kind: int) -> int:
@@ -161,8 +163,8 @@ def _longer(timed: TimedGraph, rows: npt.NDArray[np.bool_], factor: float) -> Ti
     return replace(timed, time_s=np.where(rows, timed.time_s * factor, timed.time_s))
 
 
-def _with_graphs(stage: StageJob, change: Callable[[TimedGraph], TimedGraph]) -> StageJob:
-    """The stage with all its graphs changed; one that it has twice is changed once."""
+def changed_graphs(stages: Stages, change: Callable[[TimedGraph], TimedGraph]) -> Stages:
+    """The stages with all their graphs changed; one that they have twice is changed once."""
     known: dict[int, TimedGraph] = {}
 
     def changed(timed: TimedGraph) -> TimedGraph:
@@ -176,5 +178,6 @@ def _with_graphs(stage: StageJob, change: Callable[[TimedGraph], TimedGraph]) ->
             split = replace(split, input=changed(split.input), weight=changed(split.weight))
         return replace(chunk, forward=changed(chunk.forward), backward=changed(chunk.backward), split=split)
 
-    chunks = tuple(chunk_of(chunk) for chunk in stage.chunks)
-    return replace(stage, chunks=chunks, epilogue=changed(stage.epilogue))
+    return tuple(
+        replace(stage, chunks=tuple(map(chunk_of, stage.chunks)), epilogue=changed(stage.epilogue)) for stage in stages
+    )
