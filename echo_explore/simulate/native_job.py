@@ -20,6 +20,7 @@ from echo_explore.graph import (
 from echo_explore.memory import SHARED_WEIGHT
 from echo_explore.simulate.ddp_buckets import ddp_buckets
 from echo_explore.simulate.host_collectives import collective_seconds
+from echo_explore.simulate.logit_metrics import logit_metric_rows
 from echo_explore.simulate.native_epilogue import native_epilogue
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
@@ -90,7 +91,11 @@ class NativeJobBuilder:
         """A priced piece."""
         key = (name, backward)
         if key not in self._pieces:
-            self._pieces[key] = self._overlap.price(name, backward=backward)
+            priced = self._overlap.price(name, backward=backward)
+            if name == "head" and not backward and (metrics := logit_metric_rows(self._candidate)):
+                parts = [priced, self.rows(metrics)]
+                priced = TimedGraph.joined(parts, concatenate([part.graph for part in parts]))
+            self._pieces[key] = priced
         return self._pieces[key]
 
     def rows(self, rows: tuple[OpRow, ...]) -> TimedGraph:

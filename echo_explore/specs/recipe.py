@@ -200,6 +200,8 @@ class StackProfile(StrictModel):
         sums_whole_gradients: with the distributed optimizer gradients are summed by one all-reduce after the last
             backward of a stage, not scattered bucket by bucket (megatron only).
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
+        logit_metrics: cross-entropies that the trainer computes on the logits of every micro-batch beside the loss, as
+            metrics; not for megatron.
         fp8_scales: when an array is cast to 8 bits its scale is `known` (from steps before, or found by the kernel that
             made it), found by a pass over it for the whole `tensor`, or found for each `row` of each orientation.
         nccl_version: of the collective library; RCCL on AMD's GPUs.
@@ -259,6 +261,7 @@ class StackProfile(StrictModel):
     keeps_model_gradients: bool = False
     sums_whole_gradients: bool = False
     fused_loss: bool = False
+    logit_metrics: int = Field(default=0, ge=0, le=8)
     fp8_scales: Fp8Scales = "known"
     expert_dispatcher: ExpertDispatcher = "alltoall"
     overlap_shared_experts: bool = False

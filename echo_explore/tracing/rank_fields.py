@@ -84,6 +84,7 @@ NOT_IN_THE_GRAPH: Final[Mapping[str, str]] = {
     "stack.overlap_expert_exchange": _RESOLVED,
     "stack.overlap_tensor": _RESOLVED,
     "stack.tensor_overlap": "is the way of recipe.overlap_tensor, which is refused",
+    "stack.logit_metrics": _PRICE,
     "stack.cuda_graphs": _PRICE,
     "stack.graph_scopes": _PRICE,
     "stack.launch_blocking": _PRICE,

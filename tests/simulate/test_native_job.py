@@ -229,3 +229,20 @@ def test_slices_make_a_step_longer_and_hold_less() -> None:
 def test_bounds_hold_for_slices() -> None:
     bounds, prediction = simulator().bounds(sliced()), simulator().predict(sliced())
     assert 0 < bounds.step_time_s <= prediction.step_time_s
+
+
+@pytest.mark.parametrize("layout", ["dp=16", "dp=1"])
+def test_metrics_on_the_logits_cost_their_bytes(layout: str) -> None:
+    """Two cross-entropies more in the forward of the head: a copy and a log softmax in fp32 each, and no backward."""
+    options = {"layout": layout, "global_batch_size": 16, "stack": "torch-fsdp2"}
+    plain, with_metrics = (
+        job_of(native(**options, overrides=(f"stack.logit_metrics={count}",))).stages[0].chunks[0] for count in (0, 2)
+    )
+    logits = 2048 * native().model.vocab_size
+    forward, before = with_metrics.forward.graph, plain.forward.graph
+    assert forward.num_ops == before.num_ops + 4
+    assert (forward.bytes_read + forward.bytes_written).sum() == pytest.approx(
+        (before.bytes_read + before.bytes_written).sum() + 2 * (6 + 8) * logits
+    )
+    assert with_metrics.backward.graph.num_ops == plain.backward.graph.num_ops
+    assert with_metrics.forward.time_s.sum() > plain.forward.time_s.sum()
