@@ -234,7 +234,7 @@ def test_bounds_hold_for_slices() -> None:
 @pytest.mark.parametrize("layout", ["dp=16", "dp=1"])
 def test_metrics_on_the_logits_cost_their_bytes(layout: str) -> None:
     """Two cross-entropies more in the forward of the head: a copy and a log softmax in fp32 each, and no backward."""
-    options = {"layout": layout, "global_batch_size": 16, "stack": "torch-fsdp2"}
+    options: dict[str, Any] = {"layout": layout, "global_batch_size": 16, "stack": "torch-fsdp2"}
     plain, with_metrics = (
         job_of(native(**options, overrides=(f"stack.logit_metrics={count}",))).stages[0].chunks[0] for count in (0, 2)
     )
