@@ -82,9 +82,9 @@ def _experts(layout: str, **options: object) -> tuple[PipelineJob, Trace, set[Ax
     job, model = candidate(model="mixtral-8x7b", layout=layout, cluster="h100-ndr", **options), simulator()
     pricer = Pricer(job, compute=model.compute, collective=model.collective, what_if=WhatIf())
     handmade = model.tracer.trace(request_of(job))
-    dense = handmade.pieces["layer.dense"]
+    mixture = handmade.pieces["layer.moe"]
     experts = Parameter(name="mlp.experts.weight1", num_elements=10**8, tensor_sharded=False, expert=True)
-    mixture = replace(dense, parameters=(*dense.parameters, experts))
+    mixture = replace(mixture, parameters=(*mixture.parameters, experts))
     trace = replace(handmade, pieces={**handmade.pieces, "layer.moe": mixture})
     built = JobBuilder(job, trace, pricer, WhatIf()).job
     epilogue = built.stages[0].epilogue.graph
