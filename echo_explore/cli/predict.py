@@ -113,7 +113,7 @@ def predict_command(
     ] = False,
     interference: Annotated[
         str | None,
-        typer.Option("--interference", help="physical, constant or none; default: physical."),
+        typer.Option("--interference", help="physical, learned, constant or none; default: physical."),
     ] = None,
     calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     sets: Sets = None,

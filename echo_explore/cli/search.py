@@ -24,7 +24,7 @@ def search_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study; try what failed again.")] = False,
     calibration: Annotated[str | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     interference: Annotated[
-        str | None, typer.Option("--interference", help="physical, constant or none; default: physical.")
+        str | None, typer.Option("--interference", help="physical, learned, constant or none; default: physical.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:

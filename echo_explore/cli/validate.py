@@ -23,7 +23,7 @@ def steps(
     out: Annotated[Path, typer.Option("--out", help="Predictions to write, CSV or CSV.gz.")],
     calibration: Annotated[Path | None, typer.Option("--calibration", help="Calibration file of your own.")] = None,
     interference: Annotated[
-        str | None, typer.Option("--interference", help="physical, constant or none; default: as predict.")
+        str | None, typer.Option("--interference", help="physical, learned, constant or none; default: as predict.")
     ] = None,
     routing: Annotated[
         Path | None, typer.Option("--routing", help="Load of experts, a number a line, where a row has none.")

@@ -5,7 +5,7 @@ keys. None of them is a slowdown: they are rates, bytes, counts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,14 @@ class InterferenceCoefficients:
         sharing: fitted.
         num_channels: of a collective with large messages inside a node, by GPU architecture.
         chunk_bytes: that one channel has in flight, by protocol ("ll", "ll128", "simple").
+        l2_bytes_per_clock: that the L2 cache gives to all SMs together, by GPU architecture.
         residual: learned, on top; None for none.
     """
 
     sharing: SharingCoefficients
     num_channels: Mapping[str, int]
     chunk_bytes: Mapping[str, float]
+    l2_bytes_per_clock: Mapping[str, int]
     residual: Residual | None = None
 
     def channels_of(self, architecture: str) -> int:
@@ -58,11 +60,23 @@ class InterferenceCoefficients:
         Raises:
             MissingCalibration: the file does not name it.
         """
-        if architecture not in self.num_channels:
-            raise MissingCalibration(
-                f"channels.{architecture}: not in the interference calibration; fix: add a line with its source"
-            )
-        return self.num_channels[architecture]
+        return _of(self.num_channels, "channels", architecture)
+
+    def l2_bytes_per_s(self, architecture: str, clock_hz: float) -> float:
+        """Bandwidth of the L2 cache of a GPU of that architecture at that clock.
+
+        Raises:
+            MissingCalibration: the file does not name it.
+        """
+        return _of(self.l2_bytes_per_clock, "l2", architecture) * clock_hz
+
+
+def _of(table: Mapping[str, int], name: str, architecture: str) -> int:
+    if architecture not in table:
+        raise MissingCalibration(
+            f"{name}.{architecture}: not in the interference calibration; fix: add a line with its source"
+        )
+    return table[architecture]
 
 
 def load_coefficients(path: Path) -> InterferenceCoefficients:
@@ -98,10 +112,13 @@ def _coefficients(data: Mapping[str, Any], where: str) -> InterferenceCoefficien
         if name not in names:
             raise SpecError(f"{where}: sharing.{name}", sharing[name], "is not a known key", "remove it")
     values = {name: _number(sharing[name], f"{where}: sharing.{name}") for name in names}
-    channels = _table(data, "channels", where)
-    for name, count in channels.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SpecError(f"{where}: channels.{name}", count, "must be a whole number of 1 or more", "correct it")
+    channels = _counts(_table(data, "channels", where), f"{where}: channels")
+    # files written before the L2 cache was a resource of its own have no such table: those of the shipped file
+    l2 = (
+        _counts(_table(data, "l2", where), f"{where}: l2")
+        if "l2" in data
+        else shipped_coefficients().l2_bytes_per_clock
+    )
     chunks = {
         name: parse_quantity(value, unit="bytes", field=f"{where}: chunk.{name}")
         for name, value in _table(data, "chunk", where).items()
@@ -111,8 +128,19 @@ def _coefficients(data: Mapping[str, Any], where: str) -> InterferenceCoefficien
             raise SpecError(f"{where}: chunk.{name}", "(missing)", "must be given", f"add {name}")
     residual = read_residual(_table(data, "residual", where), f"{where}: residual") if "residual" in data else None
     return InterferenceCoefficients(
-        sharing=SharingCoefficients(**values), num_channels=dict(channels), chunk_bytes=chunks, residual=residual
+        sharing=SharingCoefficients(**values),
+        num_channels=channels,
+        chunk_bytes=chunks,
+        l2_bytes_per_clock=l2,
+        residual=residual,
     )
+
+
+def _counts(table: Mapping[str, Any], where: str) -> Mapping[str, int]:
+    for name, count in table.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SpecError(f"{where}.{name}", count, "must be a whole number of 1 or more", "correct it")
+    return dict(table)
 
 
 def _table(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
@@ -139,3 +167,27 @@ def shipped_coefficients() -> InterferenceCoefficients:
     if path is None:
         raise MissingCalibration("calibrations/interference.toml: not found; fix: install the package again")
     return load_coefficients(path)
+
+
+@lru_cache(maxsize=1)
+def shipped_residual() -> Residual:
+    """The residual of `interference_learned.toml`, trained by scripts/fit_interference.py on public tables.
+
+    Raises:
+        MissingCalibration: there is no such file.
+    """
+    path = find_data_file("calibrations", "interference_learned")
+    if path is None:
+        raise MissingCalibration("calibrations/interference_learned.toml: not found; fix: install the package again")
+    data = read_toml(path)
+    return read_residual(_table(data, "residual", path.name), f"{path.name}: residual")
+
+
+def with_residual(coefficients: InterferenceCoefficients) -> InterferenceCoefficients:
+    """The constants with a residual on top: their own, or the shipped one where they have none."""
+    return coefficients if coefficients.residual is not None else replace(coefficients, residual=shipped_residual())
+
+
+def learned_coefficients() -> InterferenceCoefficients:
+    """The shipped constants and the shipped residual."""
+    return with_residual(shipped_coefficients())

@@ -3,6 +3,7 @@
 import numpy as np
 
 from echo_explore.graph import DType, ExecutionGraph, OpClass, Phase
+from echo_explore.interference.coefficients import InterferenceCoefficients
 from echo_explore.interference.loads import Chip, Floats, KernelLoads
 from echo_explore.specs import DeviceSpec
 
@@ -27,21 +28,46 @@ WEIGHT_GRADIENT_FRACTION = 0.6
 """Of the backward of a layer norm, the kernel of its weights: 97 of 162 us and 71 of 128 us at 768 columns on A100
 [NetX-lab/Echo-slowdown merged_features.csv, 2024]."""
 
+SHARING_BLOCKS = {"hopper": 2, "blackwell": 2}
+"""Blocks of a cluster that read an operand from the L2 cache once together, by architecture; elsewhere 1 [CUTLASS 3.x
+default cluster of 2 x 1 with multicast loads, 2024]."""
+
 _RATES = {
     DType.FP32: "fp32", DType.TF32: "tf32", DType.BF16: "bf16", DType.FP16: "fp16", DType.FP8: "fp8",
     DType.MXFP8: "mxfp8", DType.NVFP4: "nvfp4",
 }  # fmt: skip
 
 
-def chip_of_device(device: DeviceSpec) -> Chip:
+_ELEMENT_BYTES = {
+    DType.FP32: 4.0, DType.TF32: 4.0, DType.FP8: 1.0, DType.MXFP8: 1.0, DType.NVFP4: 0.5,
+}  # fmt: skip
+"""Of operands; others 2."""
+
+
+def chip_of_device(device: DeviceSpec, coefficients: InterferenceCoefficients) -> Chip:
     """What of the GPU matters here."""
-    return Chip(num_sms=device.num_sms, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s)
+    return Chip(
+        num_sms=device.num_sms,
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        l2_bandwidth_bytes_per_s=coefficients.l2_bytes_per_s(device.architecture, device.clock_hz),
+    )
 
 
-def graph_loads(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec) -> KernelLoads:
+def l2_bytes_per_flop(architecture: str, element_bytes: float) -> float:
+    """That a large product loads from the L2 cache: an element of each side of a tile for each product of its other.
+
+    e (1 / (c m) + 1 / n) / 2 for tiles of m x n of which c in a row share what they load.
+    """
+    rows = SHARING_BLOCKS.get(architecture, 1) * TILE_ROWS
+    return element_bytes * (1.0 / rows + 1.0 / TILE_COLUMNS) / 2.0
+
+
+def graph_loads(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec, chip: Chip) -> KernelLoads:
     """Loads of every row, (num_ops,); of rows that are no kernels they mean nothing.
 
-    Memory is bytes over time and bandwidth, arithmetic is FLOP over time and peak, both at most 1.
+    Memory is bytes over time and bandwidth, arithmetic is FLOP over time and peak, both at most 1; of the L2 cache
+    products want what their tiles load, attention the keys and values once for each block of queries, others what they
+    want of memory.
 
     # Approximation: products are cut into 128 x 256 tiles, one to an SM, whatever tile the library takes (either way).
 
@@ -49,6 +75,7 @@ def graph_loads(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec) -> Ke
         graph: the rows.
         time_s: (num_ops,) alone.
         device: the GPU.
+        chip: the same, as `chip_of_device` has it.
     """
     took = np.where(time_s > 0, time_s, np.inf)
     num_bytes = graph.bytes_read + graph.bytes_written
@@ -59,9 +86,19 @@ def graph_loads(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec) -> Ke
     is_product = np.isin(graph.op_class, PRODUCTS) | computes
     stream_blocks = np.maximum(1.0, np.ceil(num_bytes / STREAM_BLOCK_BYTES))
     arithmetic = np.clip(graph.flop / (took * rate[graph.dtype]), LEAST_ARITHMETIC, 1.0)
+    element = np.full(max(DType) + 1, 2.0)
+    for dtype, size in _ELEMENT_BYTES.items():
+        element[dtype] = size
+    per_flop = element[graph.dtype] * np.where(
+        graph.op_class == OpClass.ATTENTION,
+        1.0 / (2.0 * ATTENTION_ROWS),
+        l2_bytes_per_flop(device.architecture, element_bytes=1.0),
+    )
+    l2_bytes = np.where(is_product, graph.flop * per_flop, num_bytes)
     return KernelLoads(
         time_s=np.asarray(took),
         memory_fraction=np.clip(num_bytes / (took * device.memory_bandwidth_bytes_per_s), 0.0, 1.0),
+        l2_fraction=np.clip(l2_bytes / (took * chip.l2_bandwidth_bytes_per_s), 0.0, 1.0),
         arithmetic_fraction=np.where(is_product, arithmetic, 0.0),
         num_blocks=np.where(is_product, _product_blocks(graph), stream_blocks),
         blocks_per_sm=np.where(is_product, 1.0, STREAM_BLOCKS_PER_SM),
@@ -92,6 +129,7 @@ def weight_gradient_loads(loads: KernelLoads, graph: ExecutionGraph) -> KernelLo
     return KernelLoads(
         time_s=loads.time_s * WEIGHT_GRADIENT_FRACTION,
         memory_fraction=np.minimum(loads.memory_fraction, 0.5),
+        l2_fraction=loads.l2_fraction,
         arithmetic_fraction=np.zeros(loads.time_s.shape),
         num_blocks=np.maximum(1.0, np.ceil(graph.dims[:, 1] / NORM_COLUMNS)),
         blocks_per_sm=np.full(loads.time_s.shape, 2.0),

@@ -1,4 +1,4 @@
-"""What a kernel and a collective ask of a GPU: memory, room on SMs, and the path from SMs to memory."""
+"""What a kernel and a collective ask of a GPU: memory, the L2 cache, room on SMs, and the path from SMs to memory."""
 
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ class KernelLoads:
     Attributes:
         time_s: alone; infinite where it is not known.
         memory_fraction: of the device memory bandwidth.
+        l2_fraction: of the bandwidth of the L2 cache.
         arithmetic_fraction: of the peak arithmetic rate; 0 for kernels that do next to none. Above 0 a block
             fills the registers of its SM so far that none fits beside a channel.
         num_blocks: thread blocks of the grid.
@@ -30,6 +31,7 @@ class KernelLoads:
 
     time_s: Floats
     memory_fraction: Floats
+    l2_fraction: Floats
     arithmetic_fraction: Floats
     num_blocks: Floats
     blocks_per_sm: Floats
@@ -37,7 +39,7 @@ class KernelLoads:
 
     def __post_init__(self) -> None:
         """Check shapes and ranges."""
-        for name in ("memory_fraction", "arithmetic_fraction", "num_blocks", "blocks_per_sm"):
+        for name in ("memory_fraction", "l2_fraction", "arithmetic_fraction", "num_blocks", "blocks_per_sm"):
             values = getattr(self, name)
             if values.shape != self.time_s.shape:
                 raise ValueError(f"{name} has shape {values.shape}, not {self.time_s.shape}")
@@ -45,7 +47,7 @@ class KernelLoads:
                 raise ValueError(f"{name} holds a value that is negative or not finite")
         if self.fixed_grid.shape != self.time_s.shape:
             raise ValueError(f"fixed_grid has shape {self.fixed_grid.shape}, not {self.time_s.shape}")
-        if (self.memory_fraction > 1).any() or (self.arithmetic_fraction > 1).any():
+        if any((share > 1).any() for share in (self.memory_fraction, self.l2_fraction, self.arithmetic_fraction)):
             raise ValueError("a share above 1")
         if (self.num_blocks < 1).any() or (self.blocks_per_sm < 1).any():
             raise ValueError("a kernel without a block")
@@ -107,7 +109,9 @@ class Chip:
     Attributes:
         num_sms: streaming multiprocessors (compute units).
         memory_bandwidth_bytes_per_s: of device memory.
+        l2_bandwidth_bytes_per_s: of the L2 cache, to all SMs together.
     """
 
     num_sms: int
     memory_bandwidth_bytes_per_s: float
+    l2_bandwidth_bytes_per_s: float

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from echo_explore.core import SpecError, nearest, plain_bytes
 from echo_explore.interference.coefficients import InterferenceCoefficients, SharingCoefficients
 from echo_explore.interference.contention import kernel_slowdown
+from echo_explore.interference.graph_loads import chip_of_device, l2_bytes_per_flop
 from echo_explore.interference.loads import EXPERT_CHANNELS, Chip, Floats, KernelLoads, Traffic
 from echo_explore.interference.residual import Residual
 from echo_explore.specs import ClusterSpec, load_cluster
@@ -41,9 +42,10 @@ ARITHMETIC_FRACTION: Mapping[str, float] = {"gemm": 0.8, "attention": 0.6}
 [FlashAttention-2, arXiv 2307.08691, 2023]."""
 LINK_EFFICIENCY: Mapping[str, float] = {"ll": 0.15, "ll128": 0.57, "simple": 0.77}
 """Share of NVLink that a ring reaches inside a node, by protocol [comm.toml, nvswitch-ampere, 2026-11-30]."""
-PCIE_EFFICIENCY = {True: 0.32, False: 0.73}
-"""Share of PCIe each way between two GPUs of a host, while both send (10 GB/s) and while one does (23 GB/s): how long
-buckets of known size were under way [NetX-lab/Echo-slowdown merged_features.csv, 2024]."""
+PCIE_EFFICIENCY = {True: 0.32, False: 0.86}
+"""Share of PCIe each way between two GPUs of a host: while both send, 10 GB/s, as buckets of known size were under way
+[NetX-lab/Echo-slowdown merged_features.csv, 2024]; while one does, peer writes of 54 of 63 GB/s [voipmonitor/rtx6kpro,
+hardware/pcie-bandwidth.md, 2025]."""
 LL_CHANNELS = 4
 """Of a message of 128 KiB, as LL serves: over 512 threads x 8 bytes x 8 ranks [NCCL 2.18 src/enqueue.cc, 2023]."""
 MESSAGE_BYTES = 25 * 2.0**20
@@ -213,11 +215,11 @@ def scenes_of(rows: Sequence[MeasuredOverlap], coefficients: InterferenceCoeffic
         if cluster is None:
             scenes.append(None)
             continue
-        chip = chip_of(cluster)
+        chip = chip_of_device(cluster.device, coefficients)
         in_step = bool(moving[i] >= IN_STEP)
         traffic = _traffic(row, cluster, coefficients, in_step=in_step, moves=in_step or bool(first[i]))
         scenes.append(
-            Scene(kernel=_loads(row, chip), traffic=traffic, chip=chip, overlap_fraction=row.overlap_fraction)
+            Scene(kernel=_loads(row, cluster, chip), traffic=traffic, chip=chip, overlap_fraction=row.overlap_fraction)
         )
     return scenes
 
@@ -228,12 +230,6 @@ def predicted_slowdowns(rows: Sequence[MeasuredOverlap], coefficients: Interfere
     return np.array(
         [np.nan if scene is None else scene.slowdown(coefficients.sharing, coefficients.residual) for scene in scenes]
     )
-
-
-def chip_of(cluster: ClusterSpec) -> Chip:
-    """The GPU of the cluster."""
-    device = cluster.device
-    return Chip(num_sms=device.num_sms, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s)
 
 
 def moving_fractions(rows: Sequence[MeasuredOverlap]) -> Floats:
@@ -305,7 +301,7 @@ def _match(rules: Sequence[tuple[str, str]], text: str) -> str | None:
     return next((cluster for pattern, cluster in rules if re.search(pattern, text)), None)
 
 
-def _loads(row: MeasuredOverlap, chip: Chip) -> KernelLoads:
+def _loads(row: MeasuredOverlap, cluster: ClusterSpec, chip: Chip) -> KernelLoads:
     kind, kernel = row.cells["compute_class"], row.cells["compute_kernel"]
     few = bool(_FEW_BLOCKS.search(kernel))
     known = _product(row.cells.get("grid", ""))
@@ -336,11 +332,20 @@ def _loads(row: MeasuredOverlap, chip: Chip) -> KernelLoads:
     return KernelLoads(
         time_s=np.array([alone_s]),
         memory_fraction=np.array([memory]),
+        l2_fraction=np.array([_l2_fraction(arithmetic, memory, cluster, chip)]),
         arithmetic_fraction=np.array([arithmetic]),
         num_blocks=np.array([max(1.0, blocks)]),
         blocks_per_sm=np.array([max(1.0, per_sm)]),
         fixed_grid=np.array([known is not None or few]),
     )
+
+
+def _l2_fraction(arithmetic: float, memory: float, cluster: ClusterSpec, chip: Chip) -> float:
+    """Share of the L2 cache's bandwidth: of products in 16 bits at that share of the peak, of others their bytes."""
+    peak = cluster.device.peak_flop_per_s
+    flop_per_s = arithmetic * max(peak.get("fp16", 0.0), peak.get("bf16", 0.0))
+    wanted = flop_per_s * l2_bytes_per_flop(cluster.device.architecture, element_bytes=2.0)
+    return min(1.0, max(wanted, memory * chip.memory_bandwidth_bytes_per_s) / chip.l2_bandwidth_bytes_per_s)
 
 
 def _product(text: str) -> float | None:

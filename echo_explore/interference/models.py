@@ -1,4 +1,4 @@
-"""Interference models by name: none, one constant for every kernel and collective, and the physical one."""
+"""Interference models by name: none, a constant for every kernel and collective, physical, and with a residual."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from echo_explore.core import SpecError
 from echo_explore.graph.kinds import Collective, OpClass
 from echo_explore.interference.pair_table import NUM_CODES, Factors, PairTable
 from echo_explore.interference.pairing import CodePairing
-from echo_explore.interference.physical import PhysicalInterference
+from echo_explore.interference.physical import LearnedInterference, PhysicalInterference
 from echo_explore.specs import DeviceSpec
 
 COMPUTE_SLOWDOWN: Final = 1.17
@@ -102,5 +102,6 @@ INTERFERENCE_MODELS: Final[Mapping[str, Callable[[], NoInterference | ConstantIn
     "none": NoInterference,
     "constant": ConstantInterference,
     "physical": PhysicalInterference,
+    "learned": LearnedInterference,
 }
 """Models by the name that users give."""

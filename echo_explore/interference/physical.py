@@ -6,7 +6,11 @@ from typing import ClassVar
 import numpy as np
 
 from echo_explore.graph import Collective, ExecutionGraph
-from echo_explore.interference.coefficients import InterferenceCoefficients, shipped_coefficients
+from echo_explore.interference.coefficients import (
+    InterferenceCoefficients,
+    learned_coefficients,
+    shipped_coefficients,
+)
 from echo_explore.interference.contention import collective_slowdown, kernel_slowdown
 from echo_explore.interference.graph_loads import (
     WEIGHT_GRADIENT_FRACTION,
@@ -15,7 +19,7 @@ from echo_explore.interference.graph_loads import (
     weight_gradient_loads,
     weight_gradient_share,
 )
-from echo_explore.interference.loads import EXPERT_CHANNELS, Floats, KernelLoads, Traffic
+from echo_explore.interference.loads import EXPERT_CHANNELS, Chip, Floats, KernelLoads, Traffic
 from echo_explore.interference.pair_table import PairTable
 from echo_explore.interference.pairing import Ints
 from echo_explore.specs import DeviceSpec
@@ -41,12 +45,24 @@ class PhysicalInterference:
         "SMs taken by channels, memory shared, blocks behind the link: NetX-lab/Echo-slowdown (2024), "
         "facebookresearch/HolisticTraceAnalysis (2023)"
     )
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     coefficients: InterferenceCoefficients = field(default_factory=shipped_coefficients)
 
     def pairing(self, device: DeviceSpec) -> "PhysicalPairing":
         """Starts a job on that GPU."""
         return PhysicalPairing(self.coefficients, device, reference=self.reference, version=self.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedInterference(PhysicalInterference):
+    """The same with a learned residual on top.
+
+    Attributes:
+        coefficients: constants with a residual; the shipped ones where left out.
+    """
+
+    reference: ClassVar[str] = f"{PhysicalInterference.reference}; a residual trained on kernels of both on top"
+    coefficients: InterferenceCoefficients = field(default_factory=learned_coefficients)
 
 
 class PhysicalPairing:
@@ -57,7 +73,7 @@ class PhysicalPairing:
     ) -> None:
         self._coefficients = coefficients
         self._device = device
-        self._chip = chip_of_device(device)
+        self._chip = chip_of_device(device, coefficients)
         self._kernels: dict[tuple[float, ...], int] = {}
         self._traffic: dict[Traffic, int] = {}
         self._table: PairTable | None = None
@@ -70,7 +86,7 @@ class PhysicalPairing:
         rows = np.flatnonzero(graph.is_compute & (time_s > 0))
         if not rows.size:
             return classes
-        keys = _keys(graph, time_s, self._device)[rows]
+        keys = _keys(graph, time_s, self._device, self._chip)[rows]
         classes[rows] = [self._kernels.setdefault(tuple(key), len(self._kernels) + 1) for key in keys.tolist()]
         return classes
 
@@ -104,9 +120,9 @@ class PhysicalPairing:
         return factor if residual is None else residual.applied(factor, loads, traffic, self._chip)
 
 
-def _keys(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec) -> Floats:
+def _keys(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec, chip: Chip) -> Floats:
     """(num_ops, 8) columns that a kernel's factors depend on, rounded."""
-    loads = graph_loads(graph, time_s, device)
+    loads = graph_loads(graph, time_s, device, chip)
     share = weight_gradient_share(graph)
     few = weight_gradient_loads(loads, graph)
     return np.stack(
@@ -122,6 +138,7 @@ def _keys(graph: ExecutionGraph, time_s: Floats, device: DeviceSpec) -> Floats:
             loads.blocks_per_sm,
             share,
             np.where(share > 0, few.num_blocks, 1.0),
+            np.round(loads.l2_fraction * _SHARE_STEPS) / _SHARE_STEPS,
         ],
         axis=1,
     )
@@ -132,6 +149,7 @@ def _loads(columns: Floats) -> tuple[KernelLoads, KernelLoads, Floats]:
     loads = KernelLoads(
         time_s=np.exp2(columns[:, 0]),
         memory_fraction=columns[:, 1],
+        l2_fraction=columns[:, 7],
         arithmetic_fraction=columns[:, 2],
         num_blocks=columns[:, 3],
         blocks_per_sm=columns[:, 4],

@@ -1,8 +1,11 @@
-"""A small network on top of the physical model, trained on a user's own kernels and evaluated in numpy.
+"""A small network on top of the physical model, trained on measured kernels and evaluated in numpy.
 
-s = max(1, physical s * exp(LIMIT * tanh(w2 . tanh(W1 z + b1) + b2))), z the features less their means over their
-spreads; times a weight that falls to 0 for kernels and collectives unlike those it was trained on. A kernel that no
-collective slows stays as it is.
+s = max(1, physical s * exp(LIMIT * tanh(sum_j w_j exp(-|z - c_j|^2 / (2 r_j^2))))), z the features less their means
+over their spreads: radial units, each of which says something of kernels and collectives near its centre alone, so that
+far from all of them the physical model stands. A kernel that no collective slows stays as it is.
+
+References:
+    Broomhead and Lowe, Multivariable functional interpolation and adaptive networks, Complex Systems 2 (1988).
 """
 
 from collections.abc import Mapping
@@ -16,8 +19,6 @@ from echo_explore.interference.loads import Chip, Floats, KernelLoads, Traffic
 
 LIMIT = 0.7
 """Most that it moves the log of a slowdown: a factor of two."""
-KNOWN, FADE = 4.0, 2.0
-"""Spreads from the mean of the training rows up to which a kernel counts as known, and over which trust fades out."""
 FEATURES = (
     "log10 of the time in us",
     "share of memory",
@@ -28,7 +29,7 @@ FEATURES = (
     "share of memory of the traffic's link bytes",
     "log of the physical slowdown",
 )
-_LAYERS = (("mean", 1), ("spread", 1), ("hidden", 2), ("hidden_bias", 1), ("out", 1))
+_LAYERS = (("mean", 1), ("spread", 1), ("centre", 2), ("radius", 1), ("out", 1))
 
 
 def features(factor: Floats, loads: KernelLoads, traffic: Traffic, chip: Chip) -> Floats:
@@ -55,25 +56,24 @@ class Residual:
     Attributes:
         mean: (8,) of the features.
         spread: (8,) of the features, above 0.
-        hidden: (num_hidden, 8) weights.
-        hidden_bias: (num_hidden,).
-        out: (num_hidden + 1,) weights of the output, its bias last.
+        centre: (num_units, 8) in spreads from the mean.
+        radius: (num_units,) in spreads, above 0.
+        out: (num_units,) weights.
         source: what it was trained on.
     """
 
     mean: Floats
     spread: Floats
-    hidden: Floats
-    hidden_bias: Floats
+    centre: Floats
+    radius: Floats
     out: Floats
     source: str
 
     def log_correction(self, inputs: Floats) -> Floats:
         """(num_kernels,) what is added to the log of the physical slowdown; nothing far from what it was trained on."""
         z = (inputs - self.mean) / self.spread
-        inner = np.tanh(z @ self.hidden.T + self.hidden_bias)
-        known = np.clip(1.0 - (np.abs(z).max(axis=1) - KNOWN) / FADE, 0.0, 1.0)
-        return np.asarray(known * LIMIT * np.tanh(inner @ self.out[:-1] + self.out[-1]))
+        distance = ((z[:, None, :] - self.centre[None, :, :]) ** 2).sum(axis=2)
+        return np.asarray(LIMIT * np.tanh(np.exp(-distance / (2.0 * self.radius**2)) @ self.out))
 
     def applied(self, factor: Floats, loads: KernelLoads, traffic: Traffic, chip: Chip) -> Floats:
         """(num_kernels,) corrected factors, at least 1."""
@@ -108,13 +108,14 @@ def read_residual(table: Mapping[str, Any], where: str) -> Residual:
                 f"{where}.{name}", "(array)", f"must hold finite numbers in {rank} dimensions", "train it again"
             )
         arrays[name] = array
-    hidden, inputs = arrays["hidden"].shape
-    shapes = {"mean": (inputs,), "spread": (inputs,), "hidden_bias": (hidden,), "out": (hidden + 1,)}
+    units, inputs = arrays["centre"].shape
+    shapes = {"mean": (inputs,), "spread": (inputs,), "radius": (units,), "out": (units,)}
     if inputs != len(FEATURES):
-        raise SpecError(f"{where}.hidden", inputs, f"must have {len(FEATURES)} columns", "train it again")
+        raise SpecError(f"{where}.centre", inputs, f"must have {len(FEATURES)} columns", "train it again")
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
             raise SpecError(f"{where}.{name}", arrays[name].shape, f"must have the shape {shape}", "train it again")
-    if (arrays["spread"] <= 0).any():
-        raise SpecError(f"{where}.spread", "(array)", "must be above 0", "train it again")
+    for name in ("spread", "radius"):
+        if (arrays[name] <= 0).any():
+            raise SpecError(f"{where}.{name}", "(array)", "must be above 0", "train it again")
     return Residual(source=str(table.get("source", "")), **arrays)

@@ -8,8 +8,8 @@ from echo_explore.compute import RooflineModel
 from echo_explore.core import SpecError
 from echo_explore.core.hashing import file_hash
 from echo_explore.core.home import find_data_file
-from echo_explore.interference import INTERFERENCE_MODELS, PhysicalInterference
-from echo_explore.interference.coefficients import user_coefficients
+from echo_explore.interference import INTERFERENCE_MODELS, LearnedInterference, PhysicalInterference
+from echo_explore.interference.coefficients import user_coefficients, with_residual
 from echo_explore.simulate.ports import InterferenceModel, Tracer
 from echo_explore.simulate.simulator import Simulator
 from echo_explore.specs.base import read_toml
@@ -56,15 +56,17 @@ def _prices_kernels(calibration: Path) -> bool:
 def _interference(name: str, calibration: Path | None) -> InterferenceModel:
     if name not in INTERFERENCE_MODELS:
         raise SpecError("interference", name, f"must be one of {', '.join(INTERFERENCE_MODELS)}", "name one of them")
-    if name == "physical" and calibration is not None:
+    if calibration is not None and name == "physical":
         return PhysicalInterference(coefficients=user_coefficients(calibration))
+    if calibration is not None and name == "learned":
+        return LearnedInterference(coefficients=with_residual(user_coefficients(calibration)))
     return INTERFERENCE_MODELS[name]()
 
 
 def calibration_facts(calibration: Path | None) -> dict[str, Any]:
     """Names and hashes of the calibration files in use."""
     facts: dict[str, Any] = {}
-    for name in ("compute", "comm", "interference"):
+    for name in ("compute", "comm", "interference", "interference_learned"):
         path = find_data_file("calibrations", name)
         if path is not None:
             facts[name] = file_hash(path)

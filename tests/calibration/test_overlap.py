@@ -1,18 +1,26 @@
 """Overlap tables and traces into calibrations: traces give rows, residuals learn what is there and nothing else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from echo_explore.calibration.overlap import fit_overlap
 from echo_explore.calibration.overlap_trace import overlaps_of_trace
 from echo_explore.calibration.residual_fit import fit_residual
 from echo_explore.core import SpecError
 from echo_explore.interference.coefficients import shipped_coefficients, user_coefficients
-from echo_explore.interference.measured import MeasuredOverlap, predicted_slowdowns
+from echo_explore.interference.measured import MeasuredOverlap, predicted_slowdowns, read_overlaps
 from tests.cli.conftest import cli  # noqa: F401
 from tests.cli.support import Cli
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a new folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def kernel(name: str, start_us: float, took_us: float, **arguments: object) -> dict[str, object]:
@@ -78,9 +86,57 @@ def rows_slower_than_physics(factor: float, count: int) -> list[MeasuredOverlap]
 def test_a_residual_learns_what_the_physical_model_misses() -> None:
     pytest.importorskip("torch")
     fit = fit_residual(rows_slower_than_physics(1.25, 60), shipped_coefficients(), source="made")
-    assert fit.physical == pytest.approx(np.log(1.25), rel=1e-3)
-    assert fit.held_back < 0.25 * fit.physical
+    (trial,) = fit.trials.values()  # one group and one GPU: only a fifth can be held back
+    assert trial.physical == pytest.approx(np.log(1.25), rel=1e-3)
+    assert trial.residual < 0.25 * trial.physical
     assert fit.helps
+
+
+@pytest.mark.torch
+def test_of_a_gpu_that_it_has_not_seen_it_says_nothing() -> None:
+    """Rows of two GPUs that physics misses in opposite directions: each is learned, neither is taken for the other."""
+    pytest.importorskip("torch")
+    rows = rows_slower_than_physics(1.2, 60)
+    other = [
+        replace(row, cells={**row.cells, "gpu": "NVIDIA A100-SXM4-40GB"}, slowdown=row.slowdown / 1.2**2)
+        for row in rows_slower_than_physics(1.2, 60)
+    ]
+    fit = fit_residual(rows + other, shipped_coefficients(), source="made")
+    assert set(fit.trials) == {"a fifth", "a group", "a GPU"}
+    assert fit.trials["a GPU"].residual == pytest.approx(fit.trials["a GPU"].physical)
+    assert fit.helps
+    assert "a GPU      physical 0.182, with the residual 0.182" in fit.text()
+    wrong = replace(fit.trials["a GPU"], residual=0.3)
+    assert not replace(fit, trials={**fit.trials, "a GPU": wrong}).helps
+
+
+STREAM = (
+    "made,A100 (108 SMs),elementwise,vectorized_elementwise,ncclDevKernel_AllReduce_RING_SIMPLE,{us},1.0,20,20,{s}\n"
+)
+
+
+def streams(packets: float) -> str:
+    """A table of streaming kernels on a card, slowed as that many packets ahead have it."""
+    alone_us = [50 + 20 * i for i in range(8)]
+    Path("alone.csv").write_text(HEADER + "".join(STREAM.format(us=us, s=1.0) for us in alone_us), encoding="utf-8")
+    shipped = shipped_coefficients()
+    made = replace(shipped, sharing=replace(shipped.sharing, packets_ahead=packets))
+    slow = predicted_slowdowns(read_overlaps(Path("alone.csv")), made).tolist()
+    return HEADER + "".join(STREAM.format(us=us, s=f"{s:.6f}") for us, s in zip(alone_us, slow, strict=True))
+
+
+@pytest.mark.parametrize("packets", [4.0, 8.0])
+def test_packets_ahead_are_found_where_rows_tell(in_tmp: None, packets: float) -> None:
+    Path("streams.csv").write_text(streams(packets), encoding="utf-8")
+    fit = fit_overlap([Path("streams.csv")], start=shipped_coefficients())
+    assert fit.sharing.packets_ahead == pytest.approx(packets, rel=0.05)
+
+
+def test_packets_ahead_are_the_likely_ones_where_rows_do_not_tell(in_tmp: None) -> None:
+    Path("own.csv").write_text(HEADER + GEMM.format(us=900) * 6, encoding="utf-8")
+    fit = fit_overlap([Path("own.csv")], start=shipped_coefficients())
+    assert fit.sharing.packets_ahead == pytest.approx(2.0)
+    assert fit.allowed == (pytest.approx(0.25), pytest.approx(16.0))
 
 
 @pytest.mark.torch
@@ -124,7 +180,7 @@ def test_the_required_columns_are_enough(cli: Cli) -> None:  # noqa: F811
     Path("own.csv").write_text(PLAIN + "".join(ROW.format(us=100 + 10 * i) for i in range(60)), encoding="utf-8")
     done = cli("calibrate", "overlap", "own.csv", "--out", "own.toml")
     assert done.code == 0, done.err
-    assert "60 rows: physical model" in done.out
+    assert "60 rows; mean |log(predicted / measured)|" in done.out
 
 
 @pytest.mark.parametrize(
@@ -169,6 +225,15 @@ def test_too_few_rows_that_count_are_said_why(cli: Cli, rows: str, message: str)
     assert done.code == 2
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+def test_validate_overlap_takes_the_shipped_residual(cli: Cli) -> None:  # noqa: F811
+    Path("own.csv").write_text(HEADER + GEMM.format(us=900) * 6, encoding="utf-8")
+    done = cli("validate", "overlap", "own.csv", "--out", "predicted.csv", "--interference", "learned")
+    assert done.code == 0, done.err
+    done = cli("validate", "overlap", "own.csv", "--out", "predicted.csv", "--interference", "none")
+    assert done.code == 2
+    assert "interference = 'none': must be one of physical, learned" in done.err
 
 
 def test_validate_overlap_without_rows_that_count_says_so(cli: Cli) -> None:  # noqa: F811

@@ -68,7 +68,7 @@ NOBODY = 65534
             "what-if = 'overlap=much': the value must be perfect; fix: write overlap=perfect",
         ),
         ({"what_if": "slow_rank=99:1.2"}, "slow_rank"),
-        ({"interference": "some"}, "interference = 'some': must be one of none, constant, physical"),
+        ({"interference": "some"}, "interference = 'some': must be one of none, constant, physical, learned"),
         ({"set": "stack.nccl_algo=Star"}, "algorithm = 'Star': must be one of ring, tree, "),
         ({"set": "stack.nccl_version=new"}, "stack.nccl_version = 'new': must be numbers and points"),
         ({"what_if": "tensor=much"}, "what-if = 'tensor=much': the value must be a number from 0.001 to 1000, or 0"),

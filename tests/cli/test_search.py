@@ -110,7 +110,7 @@ def test_the_interference_model_is_part_of_the_study(cli: Cli, space: Path) -> N
     assert refused.err.startswith("error: study mine: identity = ")
     wrong = cli("search", space, "--address", "none", "--interference", "some")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
-    assert "interference = 'some': must be one of none, constant, physical" in wrong.err
+    assert "interference = 'some': must be one of none, constant, physical, learned" in wrong.err
 
 
 def test_schedules_are_searched(cli: Cli, space: Path) -> None:

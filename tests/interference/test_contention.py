@@ -12,17 +12,25 @@ from echo_explore.interference.coefficients import SharingCoefficients, shipped_
 from echo_explore.interference.contention import collective_slowdown, kernel_slowdown, memory_fraction
 from echo_explore.interference.loads import Chip, KernelLoads, Traffic
 
-CHIP = Chip(num_sms=108, memory_bandwidth_bytes_per_s=2e12)
+CHIP = Chip(num_sms=108, memory_bandwidth_bytes_per_s=2e12, l2_bandwidth_bytes_per_s=7e12)
 RING = Traffic(num_channels=24, link_bytes_per_s=2e11, link_peak_bytes_per_s=3e11, burst_bytes=2.0**22)
 
 
 def kernels(
-    memory: float, arithmetic: float, blocks: float, *, time_s: float = 1e-4, per_sm: float = 2.0, fixed: bool = False
+    memory: float,
+    arithmetic: float,
+    blocks: float,
+    *,
+    l2: float = 0.0,
+    time_s: float = 1e-4,
+    per_sm: float = 2.0,
+    fixed: bool = False,
 ) -> KernelLoads:
     """One kernel."""
     return KernelLoads(
         time_s=np.array([time_s]),
         memory_fraction=np.array([memory]),
+        l2_fraction=np.array([l2]),
         arithmetic_fraction=np.array([arithmetic]),
         num_blocks=np.array([blocks]),
         blocks_per_sm=np.array([per_sm]),
@@ -34,7 +42,9 @@ def kernels(
 def any_kernel(draw: st.DrawFn) -> KernelLoads:
     """A kernel of any kind."""
     share = st.floats(0, 1)
-    return kernels(draw(share), draw(share), draw(st.integers(1, 10**6)), time_s=draw(st.floats(1e-6, 1.0)))
+    return kernels(
+        draw(share), draw(share), draw(st.integers(1, 10**6)), l2=draw(share), time_s=draw(st.floats(1e-6, 1.0))
+    )
 
 
 @given(any_kernel())
@@ -105,6 +115,15 @@ def test_memory_is_shared() -> None:
     assert share == pytest.approx(2 * 2e11 / 2e12)
     engine = replace(RING, num_channels=0)
     assert kernel_slowdown(kernels(0.95, 0.0, 1e6), engine, CHIP, sharing)[0] == pytest.approx(0.95 + share)
+
+
+def test_the_l2_cache_is_shared_where_it_is_shorter_than_memory() -> None:
+    sharing = shipped_coefficients().sharing
+    engine = replace(RING, num_channels=0)
+    share = memory_fraction(RING, CHIP, sharing) * 2e12 / 7e12
+    for slowdown in (kernel_slowdown, collective_slowdown):
+        assert slowdown(kernels(0.3, 0.0, 1e6, l2=1.0), engine, CHIP, sharing)[0] == pytest.approx(1.0 + share)
+        assert slowdown(kernels(0.3, 0.0, 1e6, l2=0.5), engine, CHIP, sharing)[0] == 1.0
 
 
 def test_a_share_is_not_negative() -> None:

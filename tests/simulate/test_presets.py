@@ -66,7 +66,7 @@ def test_folding_changes_nothing_under_physical_interference() -> None:
 
 
 def test_an_unknown_model_of_interference() -> None:
-    with pytest.raises(SpecError, match="interference = 'magic': must be one of none, constant, physical"):
+    with pytest.raises(SpecError, match="interference = 'magic': must be one of none, constant, physical, learned"):
         simulator(interference="magic")
 
 
