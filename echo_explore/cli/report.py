@@ -53,7 +53,7 @@ def prediction_text(candidate: Candidate, prediction: Prediction, advice: Sequen
 
 
 def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
-    """The critical path by cause, exposed transfers by axis, and the waits of every stage."""
+    """The critical path by cause, exposed transfers by axis, slowed kernels, and the waits of every stage."""
     path: Mapping[str, float] = explanation["critical_path_s"]
     whole = sum(path.values())
     lines = ["  critical path (what would have to be faster):"]
@@ -63,6 +63,9 @@ def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
         if axis in explanation["exposed_s"] and busy > 0:
             exposed = explanation["exposed_s"][axis]
             lines.append(f"    {axis:28s} {format_seconds(busy):>10s} {format_seconds(exposed):>10s}")
+    if slowed := explanation["slowed_s"]:
+        lines.append("  kernels of the critical rank that transfers slowed (time that they took longer):")
+        lines += [f"    {name:28s} {format_seconds(s):>10s} {s / whole:6.1%}" for name, s in slowed.items()]
     lines.append("  waiting for other stages (warm-up, steady, cool-down):")
     width = max(28, *(len(row["label"]) for row in explanation["bubbles"]))
     for row in explanation["bubbles"]:

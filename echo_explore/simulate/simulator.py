@@ -302,6 +302,7 @@ def explanation_rows(step: StepTimeline) -> dict[str, Any] | None:
         "critical_path_stages_s": list(step.explanation.critical_path_stages_s),
         "exposed_s": dict(critical.exposed_s),
         "busy_s": dict(critical.busy_s),
+        "slowed_s": dict(critical.slowed_s),
         "bubbles": [
             {
                 "stage": s % step.num_stages,

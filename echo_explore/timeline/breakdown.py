@@ -8,7 +8,7 @@ import numpy as np
 
 from echo_explore.graph import OpClass
 from echo_explore.graph.execution_graph import Floats, Ints
-from echo_explore.timeline.charges import AXIS_SIGMA, BUSY, CLASS_SIGMA, NUM_AXES, Column
+from echo_explore.timeline.charges import AXIS_SIGMA, BUSY, CLASS_SIGMA, CLASS_SLOWED, NUM_AXES, Column
 from echo_explore.timeline.ports import NUM_CODES
 
 BREAKDOWN_KEYS: dict[str, Column] = {
@@ -47,6 +47,8 @@ class ClassTimes:
         busy_s: seconds of kernels ("compute") and of transfers by axis, from the rank and to it, whether or not
             something hides them; two at a time count twice.
         exposed_s: seconds charged to transfers by axis, never more than busy_s, and "bubble" and "host".
+        slowed_s: what kernels took longer beside transfers, by op class in lower case, most first; they add up to
+            `interference_s` of the rank.
     """
 
     label: str
@@ -54,6 +56,7 @@ class ClassTimes:
     finish_s: float
     busy_s: dict[str, float]
     exposed_s: dict[str, float]
+    slowed_s: dict[str, float]
 
 
 def breakdown_of(charges: Floats) -> dict[str, float]:
@@ -71,7 +74,21 @@ def class_times(label: str, multiplicity: int, finish_s: float, charges: Floats)
         exposed[name] = float(charges[Column.TENSOR + axis])
     exposed["bubble"] = float(charges[Column.BUBBLE])
     exposed["host"] = float(charges[Column.HOST])
-    return ClassTimes(label=label, multiplicity=multiplicity, finish_s=finish_s, busy_s=busy, exposed_s=exposed)
+    return ClassTimes(
+        label=label,
+        multiplicity=multiplicity,
+        finish_s=finish_s,
+        busy_s=busy,
+        exposed_s=exposed,
+        slowed_s=_slowed(charges),
+    )
+
+
+def _slowed(charges: Floats) -> dict[str, float]:
+    least = _TIE * float(charges[Column.COMPUTE])  # below it is rounding
+    by_class = {OpClass(c).name.lower(): float(charges[CLASS_SLOWED + c]) for c in OpClass}
+    found = {name: seconds for name, seconds in by_class.items() if seconds > least}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def critical_class(finish_s: Floats) -> int:

@@ -39,7 +39,9 @@ CLASS_SIGMA = BUSY + NUM_AXES
 """First of NUM_CODES columns: charged seconds of kernels times the sigma of their log, by OpClass."""
 AXIS_SIGMA = CLASS_SIGMA + NUM_CODES
 """First of NUM_AXES columns: charged seconds of transfers times the sigma of their log, by axis."""
-NUM_COLUMNS = AXIS_SIGMA + NUM_AXES
+CLASS_SLOWED = AXIS_SIGMA + NUM_AXES
+"""First of NUM_CODES columns: seconds of INTERFERENCE by OpClass."""
+NUM_COLUMNS = CLASS_SLOWED + NUM_CODES
 
 _BODY, _RECOMPUTE, _OPTIMIZER, _MARK = (
     int(kind) for kind in (Charge.BODY, Charge.RECOMPUTE, Charge.OPTIMIZER, Charge.MARK)
@@ -195,6 +197,7 @@ def _collect(
                 charges[_IN_COMPUTE] += took
                 charges[_IN_INTERFERENCE] += took - duration[op]
                 charges[_IN_STRAGGLER] += took * straggler_fraction[op]
+                charges[CLASS_SLOWED + op_class[op]] += took - duration[op]
                 if kind == _RECOMPUTE:
                     charges[_IN_RECOMPUTE] += took
             charges[CLASS_SIGMA + op_class[op]] += took * sigma_log[op]

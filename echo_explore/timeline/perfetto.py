@@ -17,7 +17,7 @@ from echo_explore.core.files import write_atomic
 from echo_explore.timeline.ops import Charge, Stream
 from echo_explore.timeline.perfetto_links import SavedBytes, counter_events, flow_events, microseconds
 from echo_explore.timeline.perfetto_proto import proto_pieces
-from echo_explore.timeline.spans import Span
+from echo_explore.timeline.spans import LEAST_SLOWDOWN, Span
 from echo_explore.timeline.step import StepTimeline
 
 MAX_BYTES: Final = 500_000_000
@@ -185,6 +185,10 @@ def _event(span: Span) -> dict[str, Any]:
     start_us, end_us = microseconds(span.start_s), microseconds(span.end_s)
     if span.micro_batch >= 0:
         args = {"micro_batch": span.micro_batch, "chunk": span.chunk}
+    if span.alone_s > 0 and span.end_s - span.start_s > span.alone_s * (1 + LEAST_SLOWDOWN):
+        args["alone_us"] = microseconds(span.alone_s)
+        args["slowdown"] = round((span.end_s - span.start_s) / span.alone_s, 3)
+        args["beside"] = ", ".join(_THREADS[stream] for stream in span.beside)
     return {
         "ph": "X",
         "name": span.name if span.micro_batch < 0 or _is_detail(span) else f"{span.name} {span.micro_batch}",

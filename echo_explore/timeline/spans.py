@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from echo_explore.comm.bandwidth import bus_factor
 from echo_explore.graph import Axis, Collective
@@ -12,6 +13,9 @@ from echo_explore.timeline.ops import TRANSFERS, Charge, Stream
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Times
 from echo_explore.timeline.schedules import PASS_NAMES
+
+LEAST_SLOWDOWN = 1e-3
+"""From which a kernel is said to be slowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class Span:
         message_bytes: of a transfer, as nccl-tests counts them; 0 for others.
         sent_bytes: of these, what a rank sends over its links without in-network reduction (nccl-tests' bus bytes).
         variant: kind of replica that it belongs to.
+        alone_s: what a kernel takes with nothing beside it; 0 for others.
+        beside: streams of the transfers of its rank beside a kernel that took longer than that.
     """
 
     rank_class: int
@@ -47,6 +53,8 @@ class Span:
     message_bytes: float = 0.0
     sent_bytes: float = 0.0
     variant: int = 0
+    alone_s: float = 0.0
+    beside: tuple[Stream, ...] = ()
 
 
 def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, ...]:
@@ -56,6 +64,7 @@ def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, .
     rows = rows[np.lexsort((times.start_s[rows], program.ops.stream[rows], program.rank[rows]))]
     names, extra_bytes = _names_of_extras(step), _bytes_of_extras(step, job)
     nothing = _Bytes(message=0.0, sent=0.0)
+    beside = _beside_slowed(step, times, rows)
     spans = []
     for op in rows.tolist():
         copy = int(program.copy[op])
@@ -77,9 +86,30 @@ def spans_of(step: StepProgram, times: Times, job: PipelineJob) -> tuple[Span, .
                 message_bytes=moved.message,
                 sent_bytes=moved.sent,
                 variant=int(program.rank[op]) // layout.schedule.num_stages,
+                alone_s=float(program.ops.duration_s[op]) if _is_kernel(int(program.ops.charge[op])) else 0.0,
+                beside=beside.get(op, ()),
             )
         )
     return tuple(spans)
+
+
+def _is_kernel(charge: int) -> bool:
+    return charge <= Charge.OPTIMIZER and charge != Charge.BODY
+
+
+def _beside_slowed(step: StepProgram, times: Times, rows: npt.NDArray[np.int64]) -> dict[int, tuple[Stream, ...]]:
+    """Streams of the transfers of its rank during each kernel that took longer than alone."""
+    ops, rank = step.program.ops, step.program.rank
+    took = times.end_s[rows] - times.start_s[rows]
+    kernel = np.array([_is_kernel(int(charge)) for charge in ops.charge[rows]], dtype=np.bool_)
+    slowed = rows[kernel & (took > ops.duration_s[rows] * (1 + LEAST_SLOWDOWN))]
+    transfers = rows[np.isin(ops.charge[rows], [int(charge) for charge in TRANSFERS])]
+    found = {}
+    for op in slowed.tolist():
+        meets = (rank[transfers] == rank[op]) & (times.start_s[transfers] < times.end_s[op])
+        meets &= times.end_s[transfers] > times.start_s[op]
+        found[op] = tuple(Stream(int(stream)) for stream in np.unique(ops.stream[transfers[meets]]))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,14 @@ def test_collective_after_a_synchronous_one_waits_for_it() -> None:
 def test_kernel_beside_tensor_communication_is_slowed() -> None:
     step = forward_only([("async", 5.0), ("gemm", 1.0), ("wait", 0.0)], slow=1.5)
     assert nonzero(step) == {"compute_s": 2.5, "interference_s": 0.5, "tensor_s": 3.5}
+    assert step.classes[0].slowed_s == pytest.approx({"gemm": 0.5})
+
+
+def test_what_is_slowed_is_told_by_class() -> None:
+    step = forward_only([("async", 5.0), ("gemm", 1.0), ("norm", 0.5), ("wait", 0.0), ("norm", 1.0)], slow=1.5)
+    assert list(step.classes[0].slowed_s) == ["gemm", "norm"]
+    assert step.classes[0].slowed_s == pytest.approx({"gemm": 0.5, "norm": 0.25})
+    assert forward_only([("gemm", 1.0)], slow=1.5).classes[0].slowed_s == {}
 
 
 def test_launches_hold_a_block_up() -> None:

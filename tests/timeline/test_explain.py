@@ -42,6 +42,8 @@ def test_shares_and_bubbles_add_up(job: PipelineJob) -> None:
     longest = max(step.step_time_s, sum(step.explanation.critical_path_s.values()))
     assert sum(step.explanation.critical_path_s.values()) == pytest.approx(longest, rel=1e-9)
     assert sum(step.explanation.critical_path_stages_s) == pytest.approx(longest, rel=1e-9)
+    slowed_s = sum(step.classes[step.critical_class].slowed_s.values())
+    assert slowed_s == pytest.approx(step.breakdown["interference_s"], abs=1e-9 * step.step_time_s)
     for split, times in zip(step.explanation.bubbles, step.classes, strict=True):
         parts = (split.warm_up_s, split.steady_s, split.cool_down_s)
         assert min(parts) >= -1e-9

@@ -54,6 +54,15 @@ def test_file_parses_and_covers_the_step(tmp_path: Path, name: str) -> None:
     assert trace["otherData"]["title"] == "two stages"
 
 
+def test_slowed_kernels_say_by_what_and_how_much() -> None:
+    slowed = [event for event in complete(module.trace_object(timeline())) if "slowdown" in event["args"]]
+    assert slowed
+    for event in slowed:
+        assert event["dur"] == pytest.approx(event["args"]["alone_us"] * event["args"]["slowdown"], rel=1e-3)
+        assert 1.001 < event["args"]["slowdown"] <= 1.2
+        assert event["args"]["beside"]
+
+
 def test_threads_do_not_overlap_and_all_micro_batches_are_there() -> None:
     events = complete(module.trace_object(timeline()))
     for pid in (0, 1):
