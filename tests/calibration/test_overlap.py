@@ -1,5 +1,6 @@
 """Overlap tables and traces into calibrations: traces give rows, residuals learn what is there and nothing else."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_packets_ahead_are_the_likely_ones_where_rows_do_not_tell(in_tmp: None) 
     Path("own.csv").write_text(HEADER + GEMM.format(us=900) * 6, encoding="utf-8")
     fit = fit_overlap([Path("own.csv")], start=shipped_coefficients())
     assert fit.sharing.packets_ahead == pytest.approx(2.0)
-    assert fit.allowed == (pytest.approx(0.25), pytest.approx(16.0))
+    assert list(fit.allowed) == pytest.approx([0.25, 16.0])
 
 
 @pytest.mark.torch
@@ -168,6 +169,58 @@ def test_calibrate_overlap_writes_what_validate_and_predict_take(cli: Cli) -> No
     assert user_coefficients(Path("own.toml")).residual is not None
     done = cli("validate", "overlap", "own.csv", "--out", "predicted.csv", "--calibration", "own.toml")
     assert float(done.out.split("mean over groups: ")[1][:6]) < 0.05
+
+
+def steps_of_a_profile() -> list[dict[str, object]]:
+    """55 products, each alone and beside an all-reduce that makes it 1.6 times as long, six times; and what else a
+    profile holds: calls of the host, copies, steps."""
+    reduce = "ncclDevKernel_AllReduce_Sum_bf16_RING_SIMPLE(ncclDevKernelArgsStorage<4096ul>)"
+    more = {"stream": 7, "correlation": 1, "est. achieved occupancy %": 31, "registers per thread": 254}
+    events: list[dict[str, object]] = [
+        {"cat": "user_annotation", "name": "ProfilerStep#4", "ph": "X", "ts": 5.6e9, "dur": 9e6, "args": {}},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ph": "X", "ts": 5.6e9, "dur": 4.0, "args": {}},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ph": "X", "ts": 5.6e9, "dur": 4.0, "args": {"device": 0}},
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": 7, "args": {"name": "stream 7"}},
+    ]
+    now_us = 5.6e9
+    for i in range(55):
+        name, took = f"ampere_bf16_s16816gemm_bf16_128x128_ldg8_{i}_tn", 100.0 + 10.0 * i
+        for _ in range(6):
+            events.append(kernel(name, now_us, took, **more))
+            now_us += took + 5.0
+            events.append(kernel(reduce, now_us, 1.6 * took, grid=[24, 1, 1], block=[640, 1, 1], stream=20))
+            events.append(kernel(name, now_us, 1.6 * took, **more))
+            now_us += 1.6 * took + 5.0
+    return events
+
+
+@pytest.mark.torch
+def test_calibrate_overlap_takes_a_profile_from_end_to_end(cli: Cli) -> None:  # noqa: F811
+    pytest.importorskip("torch")
+    trace_file(Path(), steps_of_a_profile())
+    Path("trace.json.gz").write_bytes(gzip.compress(Path("trace.json").read_bytes()))
+    done = cli("calibrate", "overlap", "trace.json.gz", "--out", "own.toml")
+    assert done.code == 0, done.err
+    assert "55 rows; mean" in done.out
+    assert user_coefficients(Path("own.toml")).residual is not None
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "trace.json.gz"),
+        (b"{}", "trace.json.gz"),
+        (gzip.compress(b'{"traceEvents": 3}'), "traceEvents"),
+        (gzip.compress(b'{"traceEvents": [')[:-9], "trace.json.gz"),
+    ],
+)
+def test_a_broken_profile_is_refused_in_one_line(cli: Cli, data: bytes, message: str) -> None:  # noqa: F811
+    Path("trace.json.gz").write_bytes(data)
+    done = cli("calibrate", "overlap", "trace.json.gz", "--out", "own.toml")
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert not Path("own.toml").exists()
 
 
 PLAIN = "gpu,compute_class,compute_kernel,comm_kernel,alone_us,overlap_ratio,slowdown\n"
