@@ -164,6 +164,15 @@ def test_a_config_of_transformers_has_a_step_time(cli: Cli) -> None:
         (["--layout", "tp=1"], "must be given; fix: add --model"),
         ([*JOB, "--micro-batch-size", "3"], "must be a multiple of dp \\* micro-batch"),
         ([*JOB, "--micro-batch-size", "1", "--layout", "pp=2"], "layout.pp = 2: is not traced for transformers"),
+        (
+            [*JOB, "--micro-batch-size", "1", "--layout", "tp=2,sp=1"],
+            "layout.sp = 1: is not in the plans of transformers",
+        ),
+        ([*JOB, "--micro-batch-size", "1", "--layout", "tp=2,etp=2"], "layout.etp = 2: is not traced for transformers"),
+        (
+            [*JOB, "--micro-batch-size", "1", "--layout", "tp=2,ep=3", "--num-gpus", "6", "--global-batch-size=18"],
+            "layout.ep = 3: must be a multiple",
+        ),
     ],
 )
 def test_bad_input_of_predictions(cli: Cli, arguments: list[str], message: str) -> None:
