@@ -68,6 +68,11 @@ def decompose(graph: ExecutionGraph, *, num_ranks: int, method: OverlapMethod) -
     gradient) comes behind. Reduce-scatter: only where it reads one product alone, which runs right ahead of it. A
     collective that runs beside another product already (asynchronous) stays as it is.
 
+    So do, under `userbuffers`, scatters of gradients (Megatron's tp_comm_overlap_rs_dgrad is off by default;
+    megatron-core 0.16.1 (2026), model_parallel_config.py) and gathers that an adapter reads beside its layer
+    (tp_comm_overlap_disable_qkv, set in MLPerf's runs with adapters; mlcommons/training_results_v4.0 (2024), NVIDIA
+    llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml).
+
     # Approximation: the host launches all parts in the time of one row (under-estimates).
 
     Args:
@@ -118,6 +123,8 @@ class _Decomposer:
         """Rows that run in parts as the gathered rows arrive; none where no product is among them."""
         if not self._over_tensor(gather, Collective.ALL_GATHER) or not self._readers[gather]:
             return ()
+        if self._method == "userbuffers" and any(_ADAPTER in self._rows[i].module for i in self._readers[gather]):
+            return ()
         tokens, width = _matrix(self._rows[gather].shapes.rpartition("->")[2])
         if tokens % self._num_ranks:
             return ()
@@ -145,6 +152,8 @@ class _Decomposer:
 
     def _is_scatter(self, index: int) -> bool:
         if not self._over_tensor(index, Collective.REDUCE_SCATTER) or self._rows[index].deps != (index - 1,):
+            return False
+        if self._method == "userbuffers" and self._rows[index].phase is Phase.BACKWARD:
             return False
         product = self._rows[index - 1]
         tokens, width = _matrix(self._rows[index].shapes.partition("->")[0])
@@ -239,6 +248,7 @@ class _Decomposer:
 
 
 _WAIT = "wait for part"
+_ADAPTER = ".lora."
 
 
 def _matrix(shape: str) -> tuple[int, int]:

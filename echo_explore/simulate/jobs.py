@@ -13,6 +13,7 @@ from echo_explore.simulate.native_job import NativeJobBuilder
 from echo_explore.simulate.offload import with_offload
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.slowest import at_the_slowest_pace
+from echo_explore.simulate.transposed_weights import with_transposed_weights
 from echo_explore.simulate.unlike_replicas import JobsOn, with_disturbed_replicas
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate, ParallelConfig
@@ -31,7 +32,8 @@ _WITH_GROUPS: tuple[Axis, ...] = tuple(axis for axis in Axis if axis not in (Axi
 
 def build_job(candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
     """The job that the timeline simulates."""
-    trace = with_offload(candidate, with_graph_scopes(candidate.stack, with_fused_experts(candidate, trace)))
+    trace = with_transposed_weights(candidate, with_fused_experts(candidate, trace))
+    trace = with_offload(candidate, with_graph_scopes(candidate.stack, trace))
     job = JOB_BUILDERS[candidate.stack.framework](candidate, trace, pricer, what_if).job
     spread = candidate.cluster.device.clock_spread_fraction
     job = at_the_slowest_pace(job, spread, what_if.straggler_factor)

@@ -191,6 +191,7 @@ class StackProfile(StrictModel):
         kernel_source: framework and version whose kernels run, as tables name it; empty: the middle of the tables.
         lora_rank: width of adapters where a measured run does not say it.
         lora_targets: linear layers that get adapters when a recipe asks for them without naming any.
+        lora_dropout: share of its input that an adapter drops in training; one kernel ahead of each adapter.
         narrow_parameters: weights of 8-bit recipes are kept in 8 bits only, without a 16-bit copy (megatron only).
         keeps_transposed_weights: frozen weights in 8 bits keep the transposed copy that their backward reads; else each
             backward makes it anew (Megatron's disable_parameter_transpose_cache).
@@ -255,6 +256,7 @@ class StackProfile(StrictModel):
     kernel_source: str = ""
     lora_rank: int = Field(default=32, ge=1, le=4096)
     lora_targets: LoraTargets = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     narrow_parameters: bool = False
     keeps_transposed_weights: bool = True
     keeps_gathered_inputs: bool = False

@@ -12,12 +12,16 @@ import torch
 # Approximation: A and B of column-parallel layers are whole on every rank (Megatron-Bridge splits the rank dimension,
 # gathers the middle); their gradients' sums over tensor-parallel ranks are left out. Both are a few MB a step.
 
+RATE = 0.1
+"""Any value above 0 gives the same kernels."""
+
 
 class Adapter(torch.nn.Module):
     """B (A x) beside one parallel linear layer; takes what the layer takes and gives what it gives."""
 
-    def __init__(self, base: Any, rank: int) -> None:
+    def __init__(self, base: Any, rank: int, *, dropout: bool) -> None:
         super().__init__()
+        self.dropout = torch.nn.Dropout(RATE if dropout else 0.0)
         out_features, in_features = base.weight.shape
         options = {"bias": False, "device": "cuda", "dtype": base.weight.dtype}
         self.linear_in = torch.nn.Linear(in_features, rank, **options)
@@ -29,7 +33,7 @@ class Adapter(torch.nn.Module):
         """[tokens, batch, in] to [tokens or a share of them, batch, out]."""
         from megatron.core.tensor_parallel import mappings
 
-        middle = self.linear_in(tensor)
+        middle = self.linear_in(self.dropout(tensor))
         if self.row_parallel:
             reduce = (
                 mappings.reduce_scatter_to_sequence_parallel_region
@@ -56,13 +60,14 @@ def _like_a_layer(_: torch.nn.Module, __: Any, output: torch.Tensor) -> torch.Te
     return output.flatten(0, 1).view(output.shape).requires_grad_(True)
 
 
-def adapt(chunk: torch.nn.Module, *, rank: int, targets: tuple[str, ...]) -> None:
+def adapt(chunk: torch.nn.Module, *, rank: int, targets: tuple[str, ...], dropout: bool = False) -> None:
     """Freeze a GPTModel and put adapters beside its layers of the given names.
 
     Args:
         chunk: the model.
         rank: width of the middle of an adapter.
         targets: names of parallel linear layers, such as `linear_qkv`.
+        dropout: adapters drop some of what they read.
     """
     for parameter in chunk.parameters():
         parameter.requires_grad_(False)
@@ -72,7 +77,7 @@ def adapt(chunk: torch.nn.Module, *, rank: int, targets: tuple[str, ...]) -> Non
         if module.sequence_parallel and not getattr(module, "input_is_parallel", False):
             module.explicit_expert_comm = True  # Megatron's switch for inputs that somebody else communicated
             module.register_forward_pre_hook(_gather)
-        module.lora = Adapter(module, rank)
+        module.lora = Adapter(module, rank, dropout=dropout)
         module.register_forward_hook(_add)
     embedding: Any = getattr(chunk, "embedding", None)
     if embedding is not None:

@@ -119,7 +119,7 @@ def build_chunks(
         if model.embedding_norm and chunk.pre_process:
             _add_embedding_norm(chunk.embedding, config)
         if request.lora_rank:
-            adapt(chunk, rank=request.lora_rank, targets=request.lora_targets)
+            adapt(chunk, rank=request.lora_rank, targets=request.lora_targets, dropout=request.lora_dropout)
         elif request.keeps_gathered_inputs:
             keep_gathered_inputs(chunk)
         _take_half_precision(chunk, config)

@@ -45,6 +45,7 @@ TRACED: Final = frozenset(
         "stack.keeps_gathered_inputs",
         "stack.fused_loss",
         "stack.fp8_scales",
+        "stack.lora_dropout",
         "stack.fused_router",
     )
 )

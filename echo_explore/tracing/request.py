@@ -20,6 +20,7 @@ class TraceRequest:
         dropout: whether dropout kernels run.
         keeps_gathered_inputs: as in StackProfile.
         lora_rank, lora_targets: as in TrainingRecipe; no targets where the rank is 0.
+        lora_dropout: adapters drop some of what they read.
         expert_dispatcher, expert_capacity_factor, pad_expert_input, expert_load, overlap_shared_experts: see
             TrainingRecipe.
         fused_router: see StackProfile.
@@ -51,6 +52,7 @@ class TraceRequest:
     keeps_gathered_inputs: bool = False
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    lora_dropout: bool = False
     expert_dispatcher: ExpertDispatcher = "alltoall"
     expert_capacity_factor: float | None = None
     pad_expert_input: bool = False
@@ -66,7 +68,7 @@ class TraceRequest:
         model["layer_kinds"] = sorted(set(self.model.layer_kinds))
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
         request["recompute"] = traced_form(self.recompute)
-        _leave_out(request, {"pads_experts": False, "expert_rank": -1})
+        _leave_out(request, {"pads_experts": False, "expert_rank": -1, "lora_dropout": False})
         _leave_out(model, {"yarn_scaling_factor": 1.0})
         return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
 
@@ -196,6 +198,7 @@ def request_of(candidate: Candidate) -> TraceRequest:
         fp8_scales=candidate.stack.fp8_scales if recipe.precision == "fp8" else "known",
         lora_rank=recipe.lora_rank,
         lora_targets=(recipe.lora_targets or ()) if recipe.lora_rank else (),
+        lora_dropout=recipe.lora_rank > 0 and candidate.stack.lora_dropout > 0,
         keeps_gathered_inputs=candidate.stack.keeps_gathered_inputs and layout.sequence_parallel,
         **_experts_of(candidate),
     )

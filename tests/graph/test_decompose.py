@@ -119,6 +119,19 @@ def test_a_scatter_by_copies_adds_up_at_the_end(copy_s: float, part_s: float, la
     assert took == pytest.approx(max(copies, (N - 1) * part_s + last_s) + 0.5, rel=1e-12)
 
 
+@pytest.mark.parametrize(("method", "stays"), [("userbuffers", True), ("async-tp", False)])
+def test_userbuffers_leave_scatters_of_gradients_whole(method: OverlapMethod, *, stays: bool) -> None:
+    backward = build_graph([replace(row, phase=Phase.BACKWARD) for row in op_rows(scattered())])
+    assert (decompose(backward, num_ranks=N, method=method).graph.num_ops == backward.num_ops) is stays
+
+
+@pytest.mark.parametrize(("method", "stays"), [("userbuffers", True), ("async-tp", False)])
+def test_userbuffers_leave_what_an_adapter_reads_whole(method: OverlapMethod, *, stays: bool) -> None:
+    adapter = replace(product(TOKENS, 16, WIDTH, 1), module="decoder.layers.N.linear_qkv.lora.linear_in")
+    graph = build_graph([*op_rows(gathered()), adapter])
+    assert (decompose(graph, num_ranks=N, method=method).graph.num_ops == graph.num_ops) is stays
+
+
 @pytest.mark.parametrize("method", ["userbuffers", "async-tp"])
 @pytest.mark.parametrize("graph", [gathered(), scattered()])
 def test_nothing_is_lost(graph: ExecutionGraph, method: OverlapMethod) -> None:

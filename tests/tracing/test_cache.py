@@ -144,8 +144,9 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monk
 def test_fields_that_say_nothing_leave_the_key_alone() -> None:
     """So that traces made before a field came are still found."""
     plain = request(MOE)
-    for name in ("pads_experts", "yarn_scaling_factor"):
+    for name in ("pads_experts", "lora_dropout", "yarn_scaling_factor"):
         assert name not in json.dumps(plain.canonical())
     padded = request(MOE, pads_experts=True)
     stretched = request(MOE.model_copy(update={"yarn_scaling_factor": 32.0}))
-    assert len({r.key({}) for r in (plain, padded, stretched)}) == 3
+    dropping = request(MOE, lora_dropout=True)
+    assert len({r.key({}) for r in (plain, padded, stretched, dropping)}) == 4

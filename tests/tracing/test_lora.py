@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Collective, Piece
+from echo_explore.graph import Collective, Piece, op_rows
 from echo_explore.tracing import TraceService
 from tests.tracing.models import GPT, LLAMA, MOE, request
 
@@ -71,6 +71,14 @@ def test_a_shared_input_is_gathered_once(service: TraceService) -> None:
     assert kinds.count(Collective.ALL_GATHER) == 2
     sizes = graph.message_bytes[np.flatnonzero(graph.collective == Collective.REDUCE_SCATTER)]
     assert sorted(sizes) == [2.0 * TOKENS * RANK] * 2 + [whole] * 2  # middles of adapters, results of layers
+
+
+def test_adapters_drop_some_of_what_they_read(service: TraceService) -> None:
+    plain, dropping = layer(service, model=LLAMA), layer(service, model=LLAMA, lora_dropout=True)
+    for part in ("forward", "backward"):
+        rows = [sum("lora.dropout" in row.module for row in op_rows(getattr(p, part))) for p in (plain, dropping)]
+        assert rows[0] == 0
+        assert rows[1] >= len(ALL)
 
 
 @pytest.mark.parametrize(
