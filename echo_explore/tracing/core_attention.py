@@ -61,6 +61,7 @@ class FlashCoreAttention(torch.nn.Module):
         """Context of every token; the mask is the kernel's own causal one."""
         out: torch.Tensor
         apply: Any
+        query, key, value = self.laid_out(query, key, value)
         if self.group.size() > 1:
             apply = CONTEXT_ATTENTION[self.exchange].apply
             out = apply(query, key, value, self.dropout, self.scale, self.window, self.group, self.softmax_offset)
@@ -68,6 +69,27 @@ class FlashCoreAttention(torch.nn.Module):
             apply = FlashAttention.apply
             out = apply(query, key, value, self.dropout, self.causal, self.scale, self.window, self.softmax_offset)
         return out.reshape(*out.shape[:2], -1)
+
+    def laid_out(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values as the kernel is given them: as they come, whatever their strides."""
+        return arrays
+
+
+class TransformerEngineAttention(FlashCoreAttention):
+    """The same behind Transformer Engine's DotProductAttention, which copies arrays to a layout that its kernels take.
+
+    So values, cut out of one array with queries and keys, are copied once rotary positions have made new queries and
+    keys; what is kept for the backward is the copy, and the joint array is free [Transformer Engine 2.8 (2025),
+    pytorch/attention/dot_product_attention/utils.py, get_qkv_layout].
+    """
+
+    def laid_out(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """As they come where all three lie in one array alike, or keys and values in two alike; else copies."""
+        _, key, value = arrays
+        joint = len({(x.untyped_storage()._cdata, x.shape, x.stride()) for x in arrays}) == 1
+        each = {tuple(step // x.shape[-1] for step in x.stride()[:-1]) for x in (key, value)}
+        apart = len(each) == 1 and key.storage_offset() == value.storage_offset() == 0
+        return arrays if joint or apart else tuple(x.contiguous() for x in arrays)
 
 
 def unfused_alibi_attention() -> Any:

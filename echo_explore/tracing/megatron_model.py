@@ -7,7 +7,7 @@ from typing import Any
 from echo_explore.core import TraceError
 from echo_explore.specs.routing import Routing
 from echo_explore.tracing import expert_ops
-from echo_explore.tracing.core_attention import FlashCoreAttention, unfused_alibi_attention
+from echo_explore.tracing.core_attention import FlashCoreAttention, TransformerEngineAttention, unfused_alibi_attention
 from echo_explore.tracing.eager_norm import EagerRmsNorm
 from echo_explore.tracing.expert_ops import GroupedGemm
 from echo_explore.tracing.gathered_inputs import keep_gathered_inputs
@@ -45,7 +45,7 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
         if latent:
             parts.linear_q_down_proj = parts.linear_kv_down_proj = DuplicatedLinear
         if request.attention == "flash":
-            parts.core_attention = FlashCoreAttention
+            parts.core_attention = TransformerEngineAttention if request.lays_out_attention else FlashCoreAttention
         elif latent:
             parts.core_attention = unfused_core_attention()
         elif request.model.position_embedding == "alibi":
@@ -125,6 +125,8 @@ def build_chunks(
         _take_half_precision(chunk, config)
         if request.pads_experts:
             _pad_experts(chunk)
+        if request.lays_out_attention:
+            _copy_normed_keys(chunk)
         chunks.append(chunk.cuda())
     return chunks
 
@@ -162,6 +164,19 @@ def _pad_experts(chunk: Any) -> None:
     for module in chunk.modules():
         if isinstance(module, (GroupedMLP, TEGroupedMLP)):
             expert_ops.with_padding(module)
+
+
+def _copy_normed_keys(chunk: Any) -> None:
+    """Let norms of keys copy what they read: a cut of the array that holds queries, keys and values.
+
+    Transformer Engine's norms make their input contiguous and keep that copy (2.8 (2025), pytorch/ops/basic/rmsnorm.py,
+    layer_norm.py), so that the joint array is free; queries were copied by Megatron.
+    """
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    for path, module in chunk.named_modules():
+        if path.rpartition(".")[2] == "k_layernorm" and not isinstance(module, IdentityOp):
+            module.register_forward_pre_hook(lambda _, args: (args[0].contiguous(), *args[1:]))
 
 
 def _add_embedding_norm(embedding: Any, config: Any) -> None:

@@ -62,6 +62,11 @@ class TraceRequest:
     pads_experts: bool = False
     expert_rank: int = -1
 
+    @property
+    def lays_out_attention(self) -> bool:
+        """Whether the fused attention is Transformer Engine's, as in Megatron jobs with its layers."""
+        return self.framework == "megatron" and self.attention == "flash" and self.fusion == "fused"
+
     def canonical(self) -> dict[str, Any]:
         """Plain JSON value of the request, the key's content."""
         model = self.model.model_dump(mode="json", exclude={"name", "schema_version", "num_layers", "architecture"})
@@ -69,6 +74,8 @@ class TraceRequest:
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
         request["recompute"] = traced_form(self.recompute)
         _leave_out(request, {"pads_experts": False, "expert_rank": -1, "lora_dropout": False})
+        if self.lays_out_attention:  # younger than TRACER_VERSION; traces of other jobs are found as before
+            request["attention_layout"] = "transformer-engine"
         _leave_out(model, {"yarn_scaling_factor": 1.0})
         return request | {"model": model, "graph_schema": GRAPH_SCHEMA, "tracer_version": TRACER_VERSION}
 

@@ -150,3 +150,9 @@ def test_fields_that_say_nothing_leave_the_key_alone() -> None:
     stretched = request(MOE.model_copy(update={"yarn_scaling_factor": 32.0}))
     dropping = request(MOE, lora_dropout=True)
     assert len({r.key({}) for r in (plain, padded, stretched, dropping)}) == 4
+
+
+def test_only_jobs_with_transformer_engines_attention_have_keys_of_their_own_for_its_layout() -> None:
+    assert "attention_layout" in request(MOE, fusion="fused").canonical()
+    for changes in ({"fusion": "norm"}, {"attention": "unfused"}, {"framework": "fsdp2"}):
+        assert "attention_layout" not in request(MOE, **({"fusion": "fused"} | changes)).canonical()

@@ -203,7 +203,7 @@ def test_norm_fusion_keeps_the_norm_one_kernel_and_nothing_else(service: TraceSe
 
     assert of_norms(norm) == of_norms(fused) == 2
     assert of_norms(eager) == 2 * 8  # to fp32, square, mean, plus epsilon, rsqrt, product, back, product
-    assert fused.num_ops < norm.num_ops < eager.num_ops
+    assert fused.num_ops - 1 < norm.num_ops < eager.num_ops  # Transformer Engine copies values
 
 
 def test_kept_inputs_are_gathered_once_and_are_whole(service: TraceService) -> None:
@@ -228,3 +228,24 @@ def test_split_backward_parts_products_in_half(service: TraceService) -> None:
         assert graph.flop[linear & leads].sum() == graph.flop[linear & ~leads].sum() > 0
         assert leads[(graph.op_class == OpClass.GEMM) & ~linear].all()
         assert leads[graph.phase == Phase.RECOMPUTE].all()
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_joint_array_of_queries_keys_and_values_is_not_kept(service: TraceService, *, qk_norm: bool) -> None:
+    """Rotary positions make new queries and keys, Transformer Engine copies values: 2 bytes an element of each stay."""
+    model = LLAMA.model_copy(update={"qk_norm": qk_norm})
+    piece = layer(service, model=model)
+    saved = dict(piece.saved_tensors)
+    keys = LLAMA.num_key_value_heads * LLAMA.head_dim
+    each = 2.0 * 2 * 512  # bytes of a column of all tokens
+    assert "self_attention.linear_qkv aten.mm" not in saved
+    assert saved["self_attention echo.rope"] == each * (LLAMA.hidden_size + keys)
+    assert saved["self_attention.core_attention aten.clone"] == each * keys
+    norms = ("self_attention aten.clone", "self_attention.k_layernorm aten.clone")  # what they read
+    assert [saved.get(name, 0.0) for name in norms] == [each * LLAMA.hidden_size * qk_norm, each * keys * qk_norm]
+
+
+def test_queries_keys_and_values_that_no_positions_turn_stay_in_one_array(service: TraceService) -> None:
+    saved = dict(layer(service, model=GPT).saved_tensors)
+    assert saved["self_attention.linear_qkv aten.add"] == 2.0 * 2 * 512 * 3 * GPT.hidden_size
+    assert "self_attention.core_attention aten.clone" not in saved
