@@ -116,14 +116,18 @@ CLUSTER_RULES = (
 """Every GPU and fabric that measured tables name; first match wins."""
 
 
+def rule_of(row: MeasuredRow) -> ClusterRule | None:
+    """The first rule that the run's GPU and fabric match; None when its GPU is not in the table."""
+    matches = (r for r in CLUSTER_RULES if re.fullmatch(r.gpu, row.gpu) and re.search(r.fabric, row.fabric, re.I))
+    return next(matches, None)
+
+
 def cluster_of(row: MeasuredRow) -> ClusterSpec | None:
     """The cluster that the run ran on; None when its GPU is not in the table.
 
     Hosts hold what the row says, with the shipped cluster's cards a GPU; max_nodes grows to what the run used.
     """
-    rule = next(
-        (r for r in CLUSTER_RULES if re.fullmatch(r.gpu, row.gpu) and re.search(r.fabric, row.fabric, re.I)), None
-    )
+    rule = rule_of(row)
     if rule is None:
         return None
     cluster = load_cluster(rule.cluster)

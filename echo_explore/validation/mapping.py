@@ -109,7 +109,7 @@ def model_of(row: MeasuredRow) -> ModelSpec:
     return completed(_described(row))
 
 
-def assumed_of(row: MeasuredRow) -> str:
+def taken_from_file(row: MeasuredRow) -> str:
     """What was taken from the file of the model, as text; empty where nothing was, or no model fits the row."""
     try:
         return assumed(_described(row))

@@ -24,7 +24,8 @@ from echo_explore.core import EchoError, SpecError, write_atomic
 from echo_explore.core.hashing import content_hash, file_hash
 from echo_explore.core.versions import MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.specs import Candidate
-from echo_explore.validation.mapping import Capability, Declined, assumed_of, map_row, unsupported
+from echo_explore.validation.assumptions import assumed_of
+from echo_explore.validation.mapping import Capability, Declined, map_row, unsupported
 from echo_explore.validation.rows import MeasuredRow, RefusedRow, read_measured
 from echo_explore.validation.score import Outcome, Scores, score
 
@@ -177,7 +178,8 @@ def _predict_all(
             if mapped.hash not in same:
                 same[mapped.hash] = _predict_one(row, mapped, predict)
             result = same[mapped.hash]
-        results[row.id] = {"id": row.id, **result, "assumed": assumed_of(row)}
+        candidate = None if isinstance(mapped, Declined) else mapped
+        results[row.id] = {"id": row.id, **result, "assumed": assumed_of(row, candidate)}
         _append(file, results[row.id])
         ticker.tell(number, sum("step_time_s" not in r for r in results.values()))
     return results

@@ -6,7 +6,7 @@ import pytest
 
 from echo_explore.specs import Candidate, load_model
 from echo_explore.validation import map_row
-from echo_explore.validation.mapping import assumed_of, model_of
+from echo_explore.validation.mapping import model_of, taken_from_file
 from echo_explore.validation.model_files import TAKEN
 from echo_explore.validation.rows import MeasuredRow, parse_row
 from echo_explore.validation.steps import validate_steps
@@ -31,7 +31,7 @@ def test_a_row_takes_what_its_columns_do_not_say(name: str) -> None:
     model, file = model_of(row(model_name=name)), load_model("gpt-oss-120b")
     assert all(getattr(model, field) == getattr(file, field) for field in TAKEN)
     assert (model.attention_window, model.max_sequence_length, model.name[0]) == (128, 4096, name[0])  # the row's own
-    assert assumed_of(row()) == (
+    assert taken_from_file(row()) == (
         "linear_bias = True of gpt-oss-120b; yarn_scaling_factor = 32.0 of gpt-oss-120b; "
         "attention_sink = True of gpt-oss-120b; "
         "activation = quick-geglu of gpt-oss-120b; activation_func_clamp_value = 7.0 of gpt-oss-120b; "
@@ -53,7 +53,7 @@ def test_a_row_takes_what_its_columns_do_not_say(name: str) -> None:
 def test_another_name_or_another_dimension_takes_nothing(cells: dict[str, str]) -> None:
     model = model_of(row(**cells))
     assert (model.attention_sink, model.glu_linear_offset) == (False, 0.0)
-    assert assumed_of(row(**cells)) == ""
+    assert taken_from_file(row(**cells)) == ""
 
 
 def test_the_row_is_predicted_with_it() -> None:
@@ -78,5 +78,5 @@ def test_norms_of_queries_and_keys_come_with_the_file() -> None:
         "attn_extra": "head_dim128",
     }  # fmt: skip
     assert model_of(row(**qwen)).qk_norm
-    assert "qk_norm = True of qwen3-30b-a3b" in assumed_of(row(**qwen))
+    assert "qk_norm = True of qwen3-30b-a3b" in taken_from_file(row(**qwen))
     assert not model_of(row(**qwen | {"model_name": "another"})).qk_norm

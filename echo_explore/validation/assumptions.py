@@ -1,0 +1,59 @@
+"""What a prediction of a measured run takes for granted: cells that the source leaves empty, and what stands in."""
+
+from collections.abc import Callable, Mapping
+
+from echo_explore.specs import Candidate
+from echo_explore.validation.clusters import rule_of
+from echo_explore.validation.mapping import taken_from_file
+from echo_explore.validation.rows import MeasuredRow
+from echo_explore.validation.stacks import checks_collectives
+
+Value = Callable[[Candidate], object]
+
+
+def _overlap(candidate: Candidate) -> str:
+    """What empty flags of overlap follow: the stack's profile, with what matters most spelt out."""
+    recipe, stack = candidate.recipe, candidate.stack
+    flags = {
+        "overlap_grad_reduce": recipe.overlap_grad_reduce,
+        "overlap_param_gather": recipe.overlap_param_gather,
+        "overlap_tensor": recipe.overlap_tensor,
+        "cuda_graphs": stack.cuda_graphs,
+    }
+    return f"{', '.join(f'{name} {str(value).lower()}' for name, value in flags.items())} of {stack.name}"
+
+
+DEFAULTS: Mapping[str, Value] = {
+    "ffn_hidden_size": lambda c: c.model.ffn_hidden_size,
+    "num_kv_heads": lambda c: c.model.num_key_value_heads,
+    "activation": lambda c: c.model.activation,
+    "gpus_per_node": lambda c: c.cluster.node.num_gpus,
+    "dp": lambda c: c.layout.data_parallel,
+    "sequence_parallel": lambda c: c.layout.sequence_parallel,
+    "distributed_optimizer": lambda c: c.recipe.distributed_optimizer,
+    "recompute": lambda c: c.recipe.recompute,
+    "flash_attention": lambda c: c.recipe.attention,
+    "overlap_flags": _overlap,
+}
+"""Columns that a source may leave empty, and what the candidate has instead."""
+
+
+def assumed_of(row: MeasuredRow, candidate: Candidate | None) -> str:
+    """What the source does not say and the prediction takes, as text: `recompute = none; ...`; empty for nothing.
+
+    Args:
+        row: the run.
+        candidate: what stands for it; None where nothing does.
+    """
+    parts = [text] if (text := taken_from_file(row)) else []
+    if candidate is None:
+        return "; ".join(parts)
+    parts += [
+        f"{name} = {value(candidate)}" for name, value in DEFAULTS.items() if not row.values.get(name, "").strip()
+    ]
+    rule = rule_of(row)
+    if rule is not None and not row.fabric and row.num_gpus > row.gpus_per_node:
+        parts.append(f"inter_node_fabric = {candidate.cluster.name}" + (f": {rule.why}" if rule.why else ""))
+    if checks_collectives(row):
+        parts.append("collective_checks = true, inferred from the times of the sweep's later jobs")
+    return "; ".join(parts)
