@@ -9,8 +9,9 @@ from tests.validation.tables import CELLS
 
 FULL = CELLS | {
     "num_gpus": "32", "global_batch": "64", "dp": "8", "gpus_per_node": "8", "ffn_hidden_size": "16384",
-    "num_kv_heads": "32", "activation": "gelu", "sequence_parallel": "False", "distributed_optimizer": "True", "recompute": "none",
-    "flash_attention": "True", "overlap_flags": "grad reduce overlap", "inter_node_fabric": "HDR InfiniBand",
+    "num_kv_heads": "32", "activation": "gelu", "sequence_parallel": "False", "distributed_optimizer": "True",
+    "recompute": "none", "flash_attention": "True", "overlap_flags": "grad reduce overlap",
+    "inter_node_fabric": "HDR InfiniBand",
 }  # fmt: skip
 """A run on four hosts that leaves nothing out."""
 
