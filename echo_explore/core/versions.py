@@ -1,7 +1,7 @@
 """Versions that travel with artefacts and predictions."""
 
 PACKAGE_VERSION = "0.1.0"
-MODEL_VERSION = 3
+MODEL_VERSION = 4
 """Raised by every change that moves a prediction; docs/accuracy.md is regenerated with it."""
 GRAPH_SCHEMA = 5
 """Raised when the columns of an execution graph or the layout of a trace file change."""

@@ -9,9 +9,10 @@ from echo_explore.core.hashing import finite_or_none
 
 INTERVAL_LEVEL = 0.8
 """Probability with which the measured step time should lie inside the interval."""
-UNSEEN_SIGMA_LOG = 0.085
+UNSEEN_SIGMA_LOG = 0.06
 """What residuals of parts do not show: versions of kernels and libraries, stragglers, host work that overlaps nothing.
-The spread that measured steps keep beyond their parts (docs/accuracy.md, 2026-12-01): 82 % of 582 lie inside."""
+The spread that measured steps keep beyond their parts (docs/accuracy.md, MODEL_VERSION 4, 2026-12-01): 82 % of 582
+lie inside."""
 _NORMAL_QUANTILE = 1.2815515655446004
 """Standard normal quantile of (1 + INTERVAL_LEVEL) / 2 [scipy.stats.norm.ppf(0.9), 2026-11-30]."""
 
