@@ -94,6 +94,7 @@ qk_norm = false                  # norms on queries and keys
 # embedding_norm = true          # a norm behind the word embedding (BLOOM)
 # attention_window = 4096        # a token sees so many, itself included; default: all before it
 # full_attention_every = 2       # with a window: every n-th layer sees all (GPT-OSS 2, Gemma 3 6)
+# yarn_scaling_factor = 32.0     # YaRN stretches rotary positions by it (GPT-OSS)
 # attention_sink = true          # each head has a learnt logit beside the scores (GPT-OSS)
 # multi_token_prediction_layers = 1  # behind the last layer (DeepSeek-V3)
 
