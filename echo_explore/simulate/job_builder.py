@@ -240,7 +240,8 @@ class JobBuilder:
         for bucket in reduced:
             size = bucket.num_elements * gradient_bytes
             time_s, sigma = self._pricer.collective(_axis(bucket), kind, size)
-            if self._host_collective_s:  # Approximation: the host launches a bucket while the one before is reduced.
+            # Approximation: the host launches a bucket while the one before is reduced.
+            if self._host_collective_s and time_s > 0.0:
                 time_s = max(time_s, self._host_collective_s[_axis(bucket)])
             reductions.append(
                 GradientBucket(

@@ -162,7 +162,7 @@ def test_folded_equals_unfolded(job: PipelineJob, slow: tuple[float, float]) -> 
     slow=st.sampled_from([(1.0, 1.0), (1.5, 1.2)]),
 )
 def test_many_micro_batches_fold(job: PipelineJob, extra: int, slow: tuple[float, float]) -> None:
-    grouped = len(job.stages) if job.schedule == "interleaved" else 1
+    grouped = {"interleaved": len(job.stages), "dualpipe": 2}.get(job.schedule, 1)
     job = replace(job, num_micro_batches=job.num_micro_batches + extra * grouped)
     model = interference(*slow)
     folded = simulate_step(job, interference=model, fidelity="kernel")
