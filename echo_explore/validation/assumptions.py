@@ -6,7 +6,6 @@ from echo_explore.specs import Candidate
 from echo_explore.validation.clusters import rule_of
 from echo_explore.validation.mapping import taken_from_file
 from echo_explore.validation.rows import MeasuredRow
-from echo_explore.validation.stacks import checks_collectives
 
 Value = Callable[[Candidate], object]
 
@@ -54,6 +53,4 @@ def assumed_of(row: MeasuredRow, candidate: Candidate | None) -> str:
     rule = rule_of(row)
     if rule is not None and not row.fabric and row.num_gpus > row.gpus_per_node:
         parts.append(f"inter_node_fabric = {candidate.cluster.name}" + (f": {rule.why}" if rule.why else ""))
-    if checks_collectives(row):
-        parts.append("collective_checks = true, inferred from the times of the sweep's later jobs")
     return "; ".join(parts)

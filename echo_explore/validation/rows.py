@@ -39,6 +39,7 @@ class OverlapFlags:
         cuda_graphs: whole iterations or whole layers run from CUDA graphs, or only parts of layers, or nothing.
         graph_scopes: parts of layers that run from CUDA graphs.
         launch_blocking: every launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1).
+        collective_checks: ranks compare every collective before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL).
         in_network_reduction: the switches between hosts reduce (SHARP).
         fused_norm: the norm is one kernel.
         first_flash: the fused attention kernel is FlashAttention 1, not 2.
@@ -55,6 +56,7 @@ class OverlapFlags:
     cuda_graphs: bool | None = None
     graph_scopes: tuple[GraphScope, ...] = ()
     launch_blocking: bool = False
+    collective_checks: bool = False
     in_network_reduction: bool = False
     fused_norm: bool | None = None
     first_flash: bool = False
@@ -401,6 +403,7 @@ def normal_overlap(text: str) -> OverlapFlags:
         cuda_graphs=_graphs(words),
         graph_scopes=_graph_scopes(words),
         launch_blocking="cuda_launch_blocking=1" in words,
+        collective_checks="torch_distributed_debug=detail" in words,
         expert_dispatcher=_dispatcher(words),
         # A list of flags that names others and not this one says that it is off.
         expert_exchange=True if _EXCHANGE.search(words) else False if "dispatcher" in words else None,

@@ -68,22 +68,6 @@ FIRST_FLASH_SCALE = 2.0
 """Time of FlashAttention 1 over FlashAttention 2 ("around 2x": arXiv 2307.08691 (2023), abstract)."""
 
 
-CHECKED_JOBS_FROM = 14_017_000
-"""Slurm jobs of the nanotron sweep from which on its launch script has TORCH_DISTRIBUTED_DEBUG=DETAIL.
-
-huggingface/nanotron, run_multinode.sh: the script of December 2024 does not set it, that of February 2025 does, and
-scripts/scaling_benchmarks.py ran pipelined layouts anew from job 14,097,150 on. When it came in is inferred, and that
-it did not count on one node: jobs of those weeks on one node take what earlier ones take, those on several 0.2 to
-0.25 ms a rank and collective more, whatever the micro-batch (docs/validation.md).
-"""
-
-
-def checks_collectives(row: MeasuredRow) -> bool:
-    """Whether PyTorch compared every collective of the run among its ranks before it ran."""
-    job = re.match(r"nanosweep-(\d+)-", row.id)
-    return job is not None and int(job[1]) >= CHECKED_JOBS_FROM and row.num_gpus > row.gpus_per_node
-
-
 def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
     """The profile with what the run's flags change in it."""
     update: dict[str, object] = {}
@@ -93,7 +77,7 @@ def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
         update["graph_scopes"] = row.overlap.graph_scopes
     if row.overlap.launch_blocking:
         update["launch_blocking"] = True
-    if checks_collectives(row):
+    if row.overlap.collective_checks:
         update["collective_checks"] = True
     if row.overlap.narrow_reduction:
         update["gradient_dtype"] = "bf16"

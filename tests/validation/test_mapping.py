@@ -232,11 +232,9 @@ def test_the_width_of_adapters_comes_from_the_name_or_the_stack() -> None:
     assert mapped().recipe.lora_rank == 0
 
 
-@pytest.mark.parametrize(
-    ("run", "num_gpus", "checked"),
-    [("nanosweep-13502176-1", 16, False), ("nanosweep-14098623-1", 16, True), ("nanosweep-14098555-1", 8, False)],
-)
-def test_later_jobs_of_the_sweep_on_several_hosts_checked_collectives(run: str, num_gpus: int, checked: bool) -> None:
-    profile = stack_of(row(id=run, framework="nanotron", num_gpus=str(num_gpus), dp=str(num_gpus // 4)))
-    assert not isinstance(profile, str)
-    assert profile.collective_checks == checked
+@pytest.mark.parametrize(("flags", "checked"), [("", False), ("TORCH_DISTRIBUTED_DEBUG=DETAIL", True)])
+def test_checks_of_collectives_follow_the_flags_and_no_id(flags: str, checked: bool) -> None:
+    for run in ("run-1", "nanosweep-14098623-1"):
+        profile = stack_of(row(id=run, framework="nanotron", num_gpus="16", dp="4", overlap_flags=flags))
+        assert not isinstance(profile, str)
+        assert profile.collective_checks == checked
