@@ -61,7 +61,7 @@ class SimulatorFactory:
         """Hash of the calibration files, and the versions that a trace depends on."""
         versions = {name.replace("-", "_"): version for name, version in framework_versions().items()}
         tracer = f"{TRACER_VERSION}.{GRAPH_SCHEMA}"
-        calibration = content_hash(calibration_facts(self._path()))
+        calibration = content_hash(calibration_facts(self._path(), self.interference))
         return {"calibration": calibration, "interference": self.interference, "tracer": tracer} | versions
 
     def shared(self) -> SharedModels:

@@ -54,9 +54,7 @@ def _moved(index: int, places: dict[int, tuple[int, ...]]) -> int:
 
 
 def _between_products(rows: Sequence[OpRow]) -> list[int]:
-    """Rows of experts between their first and second pair of products: behind the first layer's product in a forward,
-    ahead of its gradient in a backward.
-    """  # noqa: D205
+    """Rows of experts between their first and second half of products: around the gate, in a backward too."""
     products = [i for i, row in enumerate(rows) if _is_inside(row) and row.op_class is OpClass.GROUPED_GEMM]
     if not products:
         return []

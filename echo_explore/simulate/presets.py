@@ -42,7 +42,7 @@ def default_simulator(
         compute=compute,
         collective=collective,
         interference=_interference(interference, calibration),
-        calibration=calibration_facts(calibration),
+        calibration=calibration_facts(calibration, interference),
         allow_fallback=allow_fallback,
     )
 
@@ -63,10 +63,11 @@ def _interference(name: str, calibration: Path | None) -> InterferenceModel:
     return INTERFERENCE_MODELS[name]()
 
 
-def calibration_facts(calibration: Path | None) -> dict[str, Any]:
-    """Names and hashes of the calibration files in use."""
+def calibration_facts(calibration: Path | None, interference: str) -> dict[str, Any]:
+    """Names and hashes of the calibration files in use; `interference` names the model of mutual slowdowns."""
     facts: dict[str, Any] = {}
-    for name in ("compute", "comm", "interference", "interference_learned"):
+    residual = ("interference_learned",) if interference == "learned" else ()
+    for name in ("compute", "comm", "interference", *residual):
         path = find_data_file("calibrations", name)
         if path is not None:
             facts[name] = file_hash(path)

@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 
 from echo_explore.core import TraceError
-from echo_explore.specs.routing import Routing
+from echo_explore.specs.expert_legality import routing_of
 from echo_explore.tracing import expert_ops
 from echo_explore.tracing.core_attention import FlashCoreAttention, TransformerEngineAttention, unfused_alibi_attention
 from echo_explore.tracing.eager_norm import EagerRmsNorm
@@ -95,7 +95,7 @@ def build_chunks(
 
     model, chunks = request.model, []
     GroupedGemm.accumulate = request.gradient_accumulation_fusion
-    expert_ops.set_routing(routing_of(request))
+    expert_ops.set_routing(None if model.moe is None else routing_of(model.moe, request.expert_load))
     # ALiBi is in the core attention: fused kernels take slopes, unfused products a bias.
     positions = {"learned": "learned_absolute", "rope": "rope", "alibi": "none", "none": "none"}
     for number in range(degrees.virtual) if only is None else (only,):
@@ -129,20 +129,6 @@ def build_chunks(
             _copy_normed_keys(chunk)
         chunks.append(chunk.cuda())
     return chunks
-
-
-def routing_of(request: TraceRequest) -> Routing | None:
-    """Which experts tokens visit; None for a dense model."""
-    moe = request.model.moe
-    if moe is None:
-        return None
-    return Routing(
-        num_experts=moe.num_experts,
-        experts_per_token=moe.experts_per_token,
-        num_groups=moe.num_groups,
-        groups_per_token=moe.groups_per_token,
-        load=request.expert_load,
-    )
 
 
 def _take_half_precision(chunk: Any, config: Any) -> None:

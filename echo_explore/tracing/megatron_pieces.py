@@ -13,6 +13,7 @@ import torch
 from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
 from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
+from echo_explore.specs.expert_legality import routing_of
 from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_shims
 from echo_explore.tracing.grouped_experts import GroupedLinear
@@ -117,8 +118,8 @@ def _expert_rank(request: TraceRequest) -> int:
     """The expert-parallel rank that is played; without choice that whose experts get most."""
     if request.expert_rank >= 0:
         return request.expert_rank
-    routing = megatron_model.routing_of(request)
-    return 0 if routing is None else routing.busiest(request.expert_parallel)
+    moe = request.model.moe
+    return 0 if moe is None else routing_of(moe, request.expert_load).busiest(request.expert_parallel)
 
 
 def _run(recorder: Recorder, models: list[Any], batches: Batches, request: TraceRequest) -> list[Span]:

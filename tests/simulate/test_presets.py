@@ -79,3 +79,8 @@ def test_a_file_with_interference_alone_leaves_the_rest_as_shipped(tmp_path: Pat
     assert isinstance(own.interference, PhysicalInterference)
     assert own.interference.coefficients.sharing.packets_ahead == 9.0
     assert own.compute.reference == simulator().compute.reference
+
+
+def test_the_shipped_residual_is_named_where_it_is_used() -> None:
+    physical, learned = (simulator(interference=name).calibration for name in ("physical", "learned"))
+    assert set(learned) - set(physical) == {"interference_learned"}

@@ -196,7 +196,7 @@ def test_a_prediction_says_where_it_comes_from() -> None:
     versions = prediction.versions
     assert versions["cluster"] == "a100-80gb-hdr"
     assert versions["stack"] == "megatron-core"
-    assert set(versions["calibration"]) == {"compute", "comm", "interference", "interference_learned"}
+    assert set(versions["calibration"]) == {"compute", "comm", "interference"}
     assert len(versions["trace_key"]) == 32
     assert len(prediction.references) == 3
     changed = simulator().predict(candidate(overrides=("cluster.node.nics=4",)))
