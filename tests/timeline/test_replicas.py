@@ -37,6 +37,20 @@ def _step(job: PipelineJob, **options: bool) -> StepTimeline:
     return simulate_step(job, interference=NONE, fidelity="kernel", **options)
 
 
+def check_every_replica(job: PipelineJob, slow: tuple[float, float]) -> StepTimeline:
+    """Folded kinds of replicas equal every op, and every replica run by itself, which is given."""
+    model = interference(*slow)
+    folded = simulate_step(job, interference=model, fidelity="kernel")
+    check_alike(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+    apart = simulate_step(one_by_one(job), interference=model, fidelity="kernel", fold=False)
+    assert apart.step_time_s == pytest.approx(folded.step_time_s, rel=1e-6)
+    p, counts = len(job.stages), [job.num_replicas, *(variant.num_replicas for variant in job.variants)]
+    of_replicas = [folded.stage_finish_s[k * p : (k + 1) * p] for k, count in enumerate(counts) for _ in range(count)]
+    assert apart.stage_finish_s == pytest.approx([finish_s for own in of_replicas for finish_s in own], rel=1e-6)
+    assert step_time_lower_bound(job) <= folded.step_time_s * (1 + 1e-9)
+    return apart
+
+
 def check_alike(one: StepTimeline, other: StepTimeline, *, rel: float) -> None:
     """Equal times; a wait for other replicas in a folded pass is a bubble, whatever transfer is under way beside it."""
     within = rel * max(one.step_time_s, 1e-9)
@@ -206,15 +220,7 @@ def test_folded_loads_equal_a_class_for_every_rank(
         job = replace(job, stages=stages)
     job = replace(job, stages=tuple(replace(stage, multiplicity=12) for stage in job.stages))
     job = _loaded(job, tuple(loads))
-    model = interference(*slow)
-    folded = simulate_step(job, interference=model, fidelity="kernel")
-    check_alike(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
-    apart = simulate_step(one_by_one(job), interference=model, fidelity="kernel", fold=False)
-    assert apart.step_time_s == pytest.approx(folded.step_time_s, rel=1e-6)
-    p, counts = len(job.stages), [job.num_replicas, *(variant.num_replicas for variant in job.variants)]
-    of_ranks = [folded.stage_finish_s[k * p : (k + 1) * p] for k, count in enumerate(counts) for _ in range(count)]
-    assert apart.stage_finish_s == pytest.approx([finish_s for own in of_ranks for finish_s in own], rel=1e-6)
-    assert step_time_lower_bound(job) <= folded.step_time_s * (1 + 1e-9)
+    check_every_replica(job, slow)
 
 
 @settings(max_examples=25, deadline=None)
@@ -253,16 +259,8 @@ def unlike_jobs(draw: st.DrawFn) -> PipelineJob:
 @settings(max_examples=60, deadline=None)
 @given(job=unlike_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1)]))
 def test_folded_equals_every_op_of_every_replica(job: PipelineJob, slow: tuple[float, float]) -> None:
-    model = interference(*slow)
-    folded = simulate_step(job, interference=model, fidelity="kernel")
-    check_alike(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
-    apart = simulate_step(one_by_one(job), interference=model, fidelity="kernel", fold=False)
-    assert apart.step_time_s == pytest.approx(folded.step_time_s, rel=1e-6)
-    p, counts = len(job.stages), [job.num_replicas, *(variant.num_replicas for variant in job.variants)]
-    of_replicas = [folded.stage_finish_s[k * p : (k + 1) * p] for k, count in enumerate(counts) for _ in range(count)]
-    assert apart.stage_finish_s == pytest.approx([finish_s for own in of_replicas for finish_s in own], rel=1e-6)
-    assert step_time_lower_bound(job) <= folded.step_time_s * (1 + 1e-9)
-    assert sum(times.multiplicity for times in apart.classes) == 60 * p
+    apart = check_every_replica(job, slow)
+    assert sum(times.multiplicity for times in apart.classes) == 60 * len(job.stages)
 
 
 @settings(max_examples=20, deadline=None)
