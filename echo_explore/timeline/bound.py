@@ -187,7 +187,8 @@ def cheap_bound(
     With w_s = max(flop_s / peak, bytes_s / bandwidth) the least work of stage s in a step, m micro-batches, p stages, v
     chunks: max_s w_s. If the stages are equal, all of them c a micro-batch, 1F1B can't do better than its bubble:
     T >= c (m + (p - 1) / v). If not and v = 1, stage s starts and ends with one micro-batch of those before it:
-    T >= max_s ( m c_s + sum_{k<s} c_k ).
+    T >= max_s ( m c_s + sum_{k<s} c_k ). Both of several stages hold for whole backwards only: where weights' gradients
+    run apart, or passes enter at both ends, give the busiest stage alone.
 
     Args:
         flop: executed FLOP of one GPU of each stage in a step.
