@@ -5,25 +5,29 @@ decided by the small functions below, which look at the words of one column only
 """
 
 import contextlib
-import csv
-import io
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from echo_explore.core import SpecError, plain_bytes
+from echo_explore.core import SpecError
 from echo_explore.specs.recipe import Attention, ExpertDispatcher, GraphScope, TrainPrecision
 from echo_explore.specs.recompute import MODULES
 from echo_explore.specs.recompute import normal_recompute as spec_form
 from echo_explore.specs.routing_file import read_load
+from echo_explore.validation.table import read_table
 
 REQUIRED = (
     "id", "framework", "num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "gpu", "num_gpus", "tp", "pp",
     "micro_batch", "global_batch", "precision", "step_time_s",
 )  # fmt: skip
 """Columns that every table must have; the others default as docs/validation.md says."""
+
+SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e7
+"""A step is longer than one kernel's launch and shorter than four months."""
+UNIT_FACTOR = 10.0
+"""Two columns that say the same differ by more than this only if one has another unit (60, 1,000 or 3,600 apart)."""
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "unknown"]
 """What is sharded over data-parallel ranks: nothing, optimizer states, gradients too, parameters too."""
@@ -125,30 +129,6 @@ class MeasuredRow:
     values: dict[str, str]
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV or CSV.gz as text.
-
-    Raises:
-        SpecError: missing, unreadable, not UTF-8, without rows, or a row with more cells than the header.
-    """
-    try:
-        data = path.read_bytes()
-        text = plain_bytes(data).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("file", str(path), f"cannot be read as CSV: {error}", "give a CSV or CSV.gz in UTF-8") from None
-    rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    if not rows:
-        raise SpecError("file", str(path), "has no rows", "give a table with a header and at least one row")
-    for number, row in enumerate(rows, start=2):
-        if None in row:
-            raise SpecError(
-                f"{path.name}: row {number}", "(cells)", "has more cells than the header", "quote its commas"
-            )
-    return [{key: value or "" for key, value in row.items()} for row in rows]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow:
     """A row that is no run: a cell is not what it must be, or its id is missing or another row's.
@@ -203,7 +183,7 @@ def read_measured(path: Path) -> MeasuredTable:
         SpecError: see `read_table`; a column of `REQUIRED` is missing, or no row is a run.
     """
     table = read_table(path)
-    missing = [name for name in REQUIRED if name not in table[0]]
+    missing = [name for name in REQUIRED if name not in table[0].cells]
     if missing:
         raise SpecError(
             f"{path.name}: {missing[0]}", "(missing)", "is a column that must be there", f"add {', '.join(missing)}"
@@ -211,7 +191,8 @@ def read_measured(path: Path) -> MeasuredTable:
     rows: list[MeasuredRow] = []
     refused: list[RefusedRow] = []
     seen: set[str] = set()
-    for number, cells in enumerate(table, start=2):
+    for number, row in enumerate(table, start=2):
+        cells = row.cells
         where, name = f"{path.name}: row {number}", cells["id"]
         try:
             if not name.strip() or name in seen:
@@ -219,6 +200,7 @@ def read_measured(path: Path) -> MeasuredTable:
                 name = ""
                 raise SpecError(f"{where}: id", cells["id"] or "(empty)", rule, "give each row its own id")
             seen.add(name)
+            row.check(where=f"{where} ({name})")
             rows.append(parse_row(cells, where=f"{path.name}: {name}", folder=path.parent))
         except SpecError as error:
             if not rows and len(refused) + 1 == len(table):
@@ -249,17 +231,21 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         return None if text == "" else text == "true"
 
     extra, notes = cells.get("attn_extra", ""), cells.get("notes", "")
-    heads = count("num_heads", 0)
-    layers, num_gpus, tp, pp = (count(name, 0) for name in ("num_layers", "num_gpus", "tp", "pp"))
-    if not (heads and layers and num_gpus and tp and pp):
-        raise SpecError(
-            f"{where}: num_layers, num_heads, num_gpus, tp, pp", "(0)", "must be 1 or more", "correct the row"
-        )
-    cp, gpus_per_node = count("cp", 1), count("gpus_per_node", 8)
-    for name, value in (("cp", cp), ("gpus_per_node", gpus_per_node)):
+
+    def positive(name: str, default: int) -> int:
+        value = count(name, default)
         if value < 1:
-            raise SpecError(f"{where}: {name}", cells[name], "must be 1 or more", "correct the cell")
-    hidden = count("hidden_size", 0)
+            raise SpecError(f"{where}: {name}", cells[name] or "(empty)", "must be 1 or more", "correct the cell")
+        return value
+
+    heads, layers, num_gpus, tp, pp = (
+        positive(name, 0) for name in ("num_heads", "num_layers", "num_gpus", "tp", "pp")
+    )
+    cp, gpus_per_node = positive("cp", 1), positive("gpus_per_node", 8)
+    hidden, seq_len, global_batch = (count(name, 0) for name in ("hidden_size", "seq_len", "global_batch"))
+    step_time_s = _seconds(cells["step_time_s"], where=where)
+    if step_time_s is not None:
+        _check_rate(cells, global_batch * seq_len / num_gpus / step_time_s, where=where)
     return MeasuredRow(
         id=cells["id"],
         framework=cells["framework"].strip().lower(),
@@ -272,7 +258,7 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         num_heads=heads,
         num_kv_heads=count("num_kv_heads", heads),
         vocab_size=count("vocab_size", 0),
-        seq_len=count("seq_len", 0),
+        seq_len=seq_len,
         activation=cells.get("activation", "").strip().lower() or "gelu",
         moe_experts=count("moe_experts", 0),
         moe_topk=count("moe_topk", 0),
@@ -292,7 +278,7 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         distributed_optimizer=flag("distributed_optimizer"),
         recompute=normal_recompute(cells.get("recompute", "")),
         micro_batch=count("micro_batch", 0),
-        global_batch=count("global_batch", 0),
+        global_batch=global_batch,
         precision=normal_precision(cells["precision"]),
         attention=normal_attention(cells.get("flash_attention", "")),
         overlap=normal_overlap(cells.get("overlap_flags", "")),
@@ -302,7 +288,7 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         else None,
         tied_embeddings=normal_tied(f"{extra}; {notes}"),
         expert_load=_load(cells.get("routing", "").strip(), where=where, folder=folder),
-        step_time_s=_seconds(cells["step_time_s"], where=where),
+        step_time_s=step_time_s,
         values=cells,
     )
 
@@ -314,7 +300,25 @@ def _seconds(text: str, *, where: str) -> float | None:
         raise SpecError(
             f"{where}: step_time_s", text, "must be a positive number of seconds or empty", "correct the cell"
         )
+    if not SHORTEST_STEP_S <= float(text) <= LONGEST_STEP_S:
+        rule = f"must lie between {SHORTEST_STEP_S:g} and {LONGEST_STEP_S:g} seconds"
+        raise SpecError(f"{where}: step_time_s", text, rule, "check its unit")
     return float(text)
+
+
+def _check_rate(cells: dict[str, str], tokens_per_s_per_gpu: float, *, where: str) -> None:
+    """Refuses a step time whose rate, `tokens_per_s_per_gpu`, is not that of the column of this name.
+
+    Raises:
+        SpecError: they are of different units.
+    """
+    try:
+        stated = float(cells.get("tokens_per_s_per_gpu", ""))
+    except ValueError:
+        return
+    if 0 < stated < math.inf and not 1 / UNIT_FACTOR <= tokens_per_s_per_gpu / stated <= UNIT_FACTOR:
+        rule = f"gives {tokens_per_s_per_gpu:.4g} tokens/s a GPU, where tokens_per_s_per_gpu says {stated:.4g}"
+        raise SpecError(f"{where}: step_time_s", cells["step_time_s"], rule, "check the units of both")
 
 
 def _load(text: str, *, where: str, folder: Path) -> tuple[float, ...]:

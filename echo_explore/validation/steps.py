@@ -34,6 +34,8 @@ COLUMNS = ("id", "step_time_s", "step_time_low_s", "step_time_high_s", "peak_mem
 """Leading columns of the table of predictions; the keys of the breakdown follow."""
 REPORT_EVERY_S = 5.0
 """Seconds between lines of progress."""
+DOUBTFUL_FACTOR = 100.0
+"""A measurement so many times longer or shorter than its prediction has another unit, most likely."""
 
 
 class StepPrediction(Protocol):
@@ -113,12 +115,24 @@ def validate_steps(
         if done:
             progress(f"continuing {partial}: {len(done)} of {len(rows)} rows are done")
         results = _predict_all(rows, done, file, predict, supported, progress)
+    for row in rows:
+        if text := _doubt(row, results[row.id].get("step_time_s")):
+            progress(f"doubtful: {measured.name}: {row.id}: {text}")
     named = [row for row in table.refused if row.id]
     results |= {row.id: {"id": row.id, "reason": row.reason} for row in named}
     every: list[MeasuredRow | RefusedRow] = [*rows, *named]
     _write_table(out, [results[row.id] for row in every])
     partial.unlink(missing_ok=True)
     return score(outcomes_of(every, results))
+
+
+def _doubt(row: MeasuredRow, predicted_s: float | None) -> str:
+    """Why a measured time is hardly in seconds; empty where nothing speaks against it. The row counts all the same."""
+    if row.step_time_s is None or predicted_s is None:
+        return ""
+    if 1 / DOUBTFUL_FACTOR <= row.step_time_s / predicted_s <= DOUBTFUL_FACTOR:
+        return ""
+    return f"step_time_s = {row.values['step_time_s']}: predicted are {predicted_s:.4g} s; is the unit seconds?"
 
 
 def outcomes_of(rows: Sequence[MeasuredRow | RefusedRow], results: Mapping[str, Mapping[str, Any]]) -> list[Outcome]:

@@ -16,6 +16,7 @@ from echo_explore.validation.rows import (
     normal_recompute,
     normal_sharding,
     normal_tied,
+    read_measured,
     read_rows,
 )
 from tests.validation.tables import CELLS, write_table
@@ -175,11 +176,14 @@ def test_compressed_table(tmp_path: Path) -> None:
     [
         ({"tp": "two"}, r"m\.csv: run-0: tp = 'two': must be a whole number; fix: correct the cell"),
         ({"tp": "-2"}, r"m\.csv: run-0: tp = '-2': must be a whole number; fix: "),
-        ({"tp": "0"}, r"num_layers, num_heads, num_gpus, tp, pp = '\(0\)': must be 1 or more; fix: "),
+        ({"tp": "0"}, r"m\.csv: run-0: tp = '0': must be 1 or more; fix: "),
+        ({"num_heads": ""}, r"m\.csv: run-0: num_heads = '\(empty\)': must be 1 or more; fix: "),
         ({"cp": "0"}, r"m\.csv: run-0: cp = '0': must be 1 or more; fix: "),
         ({"gpus_per_node": "0"}, r"m\.csv: run-0: gpus_per_node = '0': must be 1 or more; fix: "),
         ({"step_time_s": "nan"}, r"step_time_s = 'nan': must be a positive number of seconds or empty; fix: "),
         ({"step_time_s": "0"}, r"step_time_s = '0': must be a positive number of seconds or empty; fix: "),
+        ({"step_time_s": "1e400"}, r"step_time_s = '1e400': must lie between 1e-06 and 1e\+07 seconds; fix: check its"),
+        ({"step_time_s": "1e-300"}, r"step_time_s = '1e-300': must lie between 1e-06 and 1e\+07 seconds; fix: "),
         ({"sequence_parallel": "maybe"}, r"sequence_parallel = 'maybe': must be True, False or empty; fix: "),
     ],
 )
@@ -201,7 +205,12 @@ def test_wrong_tables(tmp_path: Path) -> None:
     ):
         read_rows(path)
     path.write_text(",".join(CELLS) + "\n" + ",".join([*CELLS.values(), "more"]) + "\n")
-    with pytest.raises(SpecError, match=r"m\.csv: row 2 = '\(cells\)': has more cells than the header; fix: "):
+    with pytest.raises(
+        SpecError, match=r"m\.csv: row 2 \(run-0\): cells = 'more': are more than the header has; fix: "
+    ):
+        read_rows(path)
+    path.write_text(",".join([*CELLS, "tp"]) + "\n" + ",".join([*CELLS.values(), "4"]) + "\n")
+    with pytest.raises(SpecError, match=r"m\.csv: tp = '\(header\)': is the name of two columns; fix: "):
         read_rows(path)
     with pytest.raises(SpecError, match=r"m\.csv: row 3: id = 'run-0': appears twice; fix: give each row its own id"):
         read_rows(write_table(path, [{}, {"id": "run-0"}]))
@@ -209,3 +218,24 @@ def test_wrong_tables(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(b"id\n1\n")[:-6])
     with pytest.raises(SpecError, match="cannot be read as CSV"):
         read_rows(packed)
+
+
+def test_a_broken_line_costs_its_own_row_only(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "m.csv", [{}, {"model_name": "x" * 200_000}, {}, {}, {"model_name": "OPEN"}, {}, {}])
+    lines = path.read_text().splitlines()
+    lines[3] += ",9,text"
+    lines[5] = lines[5].replace("OPEN", '"GPT')
+    path.write_text("\n".join(lines) + "\n")
+    table = read_measured(path)
+    assert [row.id for row in table.rows] == ["run-0", "run-1", "run-3"]
+    more, quote = (row.reason for row in table.refused)
+    assert more.startswith("m.csv: row 4 (run-2): cells = '9, text': are more than the header has; fix: ")
+    assert quote.startswith("m.csv: row 6 (run-4): model_name = 'GPT,32,")
+    assert "has a quote that is not closed: 2 lines behind it are in this cell; fix: close the quote" in quote
+
+
+def test_a_cell_may_hold_lines_and_an_index_column_no_name(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "m.csv", [{"notes": "one\ntwo", "step_time_s": ""}])
+    header, _, cells = path.read_text().partition("\n")
+    path.write_text(f",{header}\n0,{cells}")
+    assert [row.id for row in read_rows(path)] == ["run-0"]

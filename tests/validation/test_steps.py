@@ -249,3 +249,18 @@ def test_a_table_without_a_run_is_refused(tmp_path: Path) -> None:
     measured = write_table(tmp_path / "m.csv", [{"tp": "x"}, {"step_time_s": "1 s"}])
     with pytest.raises(SpecError, match=r"run-1: step_time_s = '1 s'"):
         validate_steps(measured, tmp_path / "p.csv", constant)
+
+
+def test_times_of_another_unit_are_told(tmp_path: Path) -> None:
+    # run-0 says 16 * 2048 / 8 / 1.5 = 2,731 tokens/s a GPU, and 1,500 s (1.5 s in ms) would be 2.7.
+    cells = [{"tokens_per_s_per_gpu": "2731"}, {"step_time_s": "1500", "tokens_per_s_per_gpu": "2731"}]
+    cells += [{"step_time_s": "1500"}, {"tokens_per_s_per_gpu": "2.7"}, {"tokens_per_s_per_gpu": "fast"}]
+    out, told = tmp_path / "p.csv", list[str]()
+    validate_steps(write_table(tmp_path / "m.csv", cells), out, constant, progress=told.append)
+    reasons = {row["id"]: row["reason"] for row in read(out)}
+    rule = "gives 2.731 tokens/s a GPU, where tokens_per_s_per_gpu says 2731; fix: check the units of both"
+    assert reasons["run-1"] == f"m.csv: run-1: step_time_s = '1500': {rule}"
+    assert "gives 2731 tokens/s a GPU, where tokens_per_s_per_gpu says 2.7;" in reasons["run-3"]
+    assert [reasons[name] for name in ("run-0", "run-2", "run-4")] == ["", "", ""]
+    doubtful = "doubtful: m.csv: run-2: step_time_s = 1500: predicted are 1.5 s; is the unit seconds?"
+    assert [line for line in told if line.startswith("doubtful")] == [doubtful]
