@@ -53,4 +53,6 @@ def assumed_of(row: MeasuredRow, candidate: Candidate | None) -> str:
     rule = rule_of(row)
     if rule is not None and not row.fabric and row.num_gpus > row.gpus_per_node:
         parts.append(f"inter_node_fabric = {candidate.cluster.name}" + (f": {rule.why}" if rule.why else ""))
+    if candidate.stack.collective_checks and not row.overlap.collective_checks:
+        parts.append(f"collective_checks = true of {candidate.stack.name}")
     return "; ".join(parts)

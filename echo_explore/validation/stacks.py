@@ -18,6 +18,8 @@ class StackRule:
         extra: regular expression found in attn_extra, case ignored.
         sharding: regular expression found in zero_stage_or_fsdp, case ignored.
         mixture: only mixtures of experts.
+        several_hosts: only runs on more than one host.
+        notes: regular expression found in notes, case ignored.
         stack: name of a shipped stack profile, or None.
         reason: why there is none.
     """
@@ -28,6 +30,8 @@ class StackRule:
     extra: str = ""
     sharding: str = ""
     mixture: bool = False
+    several_hosts: bool = False
+    notes: str = ""
     stack: str | None = None
     reason: str = ""
 
@@ -55,6 +59,14 @@ STACK_RULES = (
         stack="megatron-bridge-graphs",
     ),
     StackRule(framework=r"megatron-bridge", stack="megatron-bridge"),
+    # Its launch scripts of February 2025 check collectives; its pipeline engine was fixed as late (docs/validation.md).
+    StackRule(
+        framework=r"nanotron",
+        several_hosts=True,
+        notes=r"\bpp engine fixed=true\b",
+        stack="nanotron-2025-multi-host",
+    ),
+    StackRule(framework=r"nanotron", version=r"^2025", several_hosts=True, stack="nanotron-2025-multi-host"),
     StackRule(framework=r"nanotron", stack="nanotron"),
     StackRule(framework=r"", version=r"^MLPerf Training v5", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron-2025"),
     StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron"),
@@ -102,6 +114,10 @@ def stack_of(row: MeasuredRow) -> StackProfile | str:
         if not re.search(rule.sharding, row.values.get("zero_stage_or_fsdp", ""), re.IGNORECASE):
             continue
         if rule.mixture and not row.moe_experts:
+            continue
+        if rule.several_hosts and row.num_gpus <= row.gpus_per_node:
+            continue
+        if not re.search(rule.notes, row.values.get("notes", ""), re.IGNORECASE):
             continue
         if rule.stack is None:
             return rule.reason

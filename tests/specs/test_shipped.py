@@ -57,7 +57,7 @@ STACKS = (
         "megatron-bridge",
     ),
     "megatron-bridge-graphs",
-    "nanotron",
+    *("nanotron", "nanotron-2025-multi-host"),
     "deepspeed-zero3",
     *("torch-fsdp2", "torchtitan-2025-hopper"),
     *("torchtitan-fsdp2", "torchtitan-eager", "fms-fsdp", "llm-foundry-fsdp", "llm-foundry-fsdp-hopper", "torch-ddp"),

@@ -49,3 +49,9 @@ def test_a_run_on_one_host_needs_no_fabric() -> None:
 
 def test_what_is_declined_lists_what_its_model_takes() -> None:
     assert assumed_of(parse_row(CELLS, where="test"), None) == ""
+
+
+def test_checks_of_collectives_are_listed_where_the_stack_stands_for_a_silent_source() -> None:
+    swept = {"framework": "nanotron", "notes": "pp engine fixed=True"}
+    assert _assumed(**swept) == "collective_checks = true of nanotron-2025-multi-host"
+    assert _assumed(**swept, overlap_flags="TORCH_DISTRIBUTED_DEBUG=DETAIL") == ""

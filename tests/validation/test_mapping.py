@@ -238,3 +238,21 @@ def test_checks_of_collectives_follow_the_flags_and_no_id(flags: str, checked: b
         profile = stack_of(row(id=run, framework="nanotron", num_gpus="16", dp="4", overlap_flags=flags))
         assert not isinstance(profile, str)
         assert profile.collective_checks == checked
+
+
+@pytest.mark.parametrize(
+    ("cells", "stack"),
+    [
+        ({"notes": "pp engine fixed=True"}, "nanotron-2025-multi-host"),
+        ({"framework_version_or_date": "2025-03"}, "nanotron-2025-multi-host"),
+        ({"notes": "pp engine fixed=False"}, "nanotron"),
+        ({"framework_version_or_date": "2024-12..2025-02"}, "nanotron"),
+        ({"notes": "pp engine fixed=True", "num_gpus": "8", "dp": "2"}, "nanotron"),
+    ],
+)
+def test_nanotron_after_its_fix_checks_collectives_on_several_hosts(cells: dict[str, str], stack: str) -> None:
+    """Its launch scripts of February 2025 do; the run's id says nothing."""
+    for run in ("run-1", "run-14098623"):
+        profile = stack_of(row(id=run, **({"framework": "nanotron", "num_gpus": "16", "dp": "4"} | cells)))
+        assert not isinstance(profile, str)
+        assert (profile.name, profile.collective_checks) == (stack, stack != "nanotron")
