@@ -162,7 +162,8 @@ def oracles_of(script: Any, where: str) -> Mapping[str, Value]:
     if not isinstance(given, dict) or not all(
         isinstance(key, str) and ":" in key and isinstance(value, int | float) for key, value in given.items()
     ):
-        raise TraceError(f'{where}: {ASK} must be a dict; fix: write {ASK} = {{"file.py:function": VALUE}}')
+        rule = f"{ASK} must be a dict of places and numbers"
+        raise TraceError(f'{where}: {rule}; fix: write {ASK} = {{"file.py:function": VALUE}}')
     return given
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, Phase, RankTrace
+from echo_explore.graph import Axis, OpKind, Phase, RankTrace
 from echo_explore.tracing import fake_cluster, megatron_shims
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_rank import no_global_shapes
@@ -111,9 +111,21 @@ def trace_step(
             recorder.host_syncs.clear()
             recorder.joins.clear()
             step()
+    _end_with_the_optimizer(recorder, first)
     if first == len(recorder.rows):
         raise TraceError(f"{where}: its step ran nothing on the GPU; fix: put model and inputs on device 'cuda'")
     return ordered_step(recorder, first, rank=rank, world_size=world_size)
+
+
+def _end_with_the_optimizer(recorder: Recorder, first: int) -> None:
+    """Give what follows the last backward, such as the norm of the gradients, its phase: a step does not say it."""
+    rows = recorder.rows
+    ends = [i for i in range(first, len(rows)) if rows[i].phase in (Phase.BACKWARD, Phase.RECOMPUTE)]
+    for row in rows[ends[-1] + 1 :] if ends else ():
+        row.phase = Phase.OPTIMIZER
+    waits = (row for row in rows[first:] if row.kind is OpKind.HOST_SYNC)
+    for wait, told in zip(waits, recorder.host_syncs, strict=True):
+        told["phase"] = wait.phase.name
 
 
 def _load(path: Path, where: str) -> Any:
@@ -161,15 +173,25 @@ def _raising(where: str, path: Path, rank: int, world_size: int) -> Iterator[Non
         yield
     except TraceError:
         raise
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
-        outside = [frame for frame in frames[own:] or frames if not frame.filename.startswith(_TRACER)]
-        lines = traceback.format_list(outside) + traceback.format_exception_only(error)
+    except BaseException as error:  # KeyboardInterrupt too: the script's own, since Ctrl-C ends the caller
+        told = traceback.TracebackException.from_exception(error)
+        _only_own_frames(told, path)
+        text = "".join(told.format()).removeprefix("Traceback (most recent call last):\n").rstrip()
         raise TraceError(
             f"{where}: raised {type(error).__name__} as rank {rank} of {world_size}; fix: see its traceback\n"
-            f"Traceback of {path.name}:\n{''.join(lines).rstrip()}"
+            f"Traceback of {path.name}:\n{text}"
         ) from None
+
+
+def _only_own_frames(told: traceback.TracebackException, path: Path) -> None:
+    """Leave out the tracer's frames and those ahead of the script's, in the causes and the members of a group too."""
+    frames = told.stack
+    own = next((i for i, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
+    outside = (f for f in frames[own:] or frames if not f.filename.startswith((_TRACER, "<frozen importlib")))
+    told.stack = traceback.StackSummary.from_list(list(outside))
+    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        if other is not None:
+            _only_own_frames(other, path)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 300.0  # imports on a loaded machine, and one compilation
 _TAIL_BYTES = 2000
+
+
+class _Ended(TraceError):
+    """The child ended while it worked."""
 
 
 class TraceService:
@@ -150,8 +155,11 @@ class TraceService:
         with _temporary_folder() as folder:
             path = folder / "step.npz"
             arguments = {"script": str(script.absolute()), "function": function, "path": str(path)}
-            try:
-                self.call("trace_script", arguments | {"world_size": world_size, "rank": rank})
+            try:  # once: a script that ends the process must not run again
+                self.call("trace_script", arguments | {"world_size": world_size, "rank": rank}, attempts=1)
+            except _Ended as error:
+                where = f"script = {script.name}:{function}"
+                raise TraceError(f"{where}: as rank {rank} of {world_size}, {error}") from None
             except TraceError as error:
                 line, _, rest = str(error).partition("\n")
                 told = TraceError(line)
@@ -262,26 +270,32 @@ class TraceService:
         buckets = self.call("bucket_layout", arguments)["buckets"]
         return [dict(bucket) for bucket in buckets]
 
-    def call(self, operation: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+    def call(
+        self, operation: str, arguments: dict[str, Any], *, timeout_s: float | None = None, attempts: int = 2
+    ) -> dict[str, Any]:
         """One request to the child and its answer.
 
+        Args:
+            operation: one of `child.OPERATIONS`.
+            arguments: of the operation.
+            timeout_s: longest wait; None: that of the service.
+            attempts: processes that may die of it.
+
         Raises:
-            TraceError: the child refuses, fails, dies twice or does not answer in time.
+            TraceError: the child refuses, fails, dies in every attempt or does not answer in time.
             MissingExtra: torch or megatron-core is not installed.
             SpecError: the machine refuses a file or process (space, rights).
         """
         framework_versions()
         with self._lock:
-            for attempt in (1, 2):
+            for attempt in range(1, attempts + 1):
                 try:
                     return self._once(operation, arguments, timeout_s or self._timeout_s)
                 except wire.Closed:
-                    tail = self._tail()
+                    how = f"{self._exit_text()}, {self._tail()}"
                     self._stop()
-                    if attempt == 2:
-                        raise TraceError(
-                            f"tracing process: ended while it worked ({tail}); fix: see its message"
-                        ) from None
+                    if attempt == attempts:
+                        raise _Ended(f"tracing process: ended while it worked ({how}); fix: see its message") from None
                 except wire.TimedOut:
                     self._stop()
                     limit = f"timeout_s = {timeout_s or self._timeout_s:.0f}"
@@ -358,6 +372,16 @@ class TraceService:
             ) from error
         return self._child
 
+    def _exit_text(self) -> str:
+        """How the child ended."""
+        try:
+            status = None if self._child is None else self._child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status is None:
+            return "exit status unknown"
+        return f"exit status {status}" if status >= 0 else f"signal {_signal_name(-status)}"
+
     def _tail(self) -> str:
         if self._log is None:
             return "no message"
@@ -381,6 +405,8 @@ class TraceService:
                     pipe.close()
             child.kill()
             child.wait()
+            with contextlib.suppress(OSError):  # what a script started: it leads a session of its own
+                os.killpg(child.pid, signal.SIGKILL)
         if log is not None:
             log.close()
 
@@ -393,6 +419,10 @@ def _temporary_folder() -> Iterator[Path]:
         raise _refused(_temporary_place(), error.strerror or str(error)) from error
     with folder as name:
         yield Path(name).absolute()
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
 def _temporary_place() -> str:

@@ -111,7 +111,7 @@ def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
 class _MadeService(TraceService):
     """As the real one, with a child that writes the same small trace for every request."""
 
-    def call(self, operation: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+    def call(self, operation: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
         made = replace(any_trace(), key=request().key(VERSIONS), layer_kinds=request().model.layer_kinds)
         save_trace(Path(arguments["path"]), made)
         return {}

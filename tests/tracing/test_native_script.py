@@ -1,5 +1,6 @@
 """Scripts of users: the shipped examples, and what goes wrong."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,90 @@ def test_a_raising_script_shows_its_traceback_and_its_rank(service: TraceService
     assert "line 2, in build" in note
     assert "ValueError: boom" in note
     assert "echo_explore" not in note
+
+
+def raised(service: TraceService, path: Path) -> str:
+    with pytest.raises(TraceError, match=r"as rank 3 of 8; fix: see its traceback") as error:
+        service.trace_script(path, "build", world_size=8, rank=3)
+    return str(error.value.__notes__[0])
+
+
+def test_a_traceback_has_its_causes_and_the_members_of_a_group(service: TraceService, tmp_path: Path) -> None:
+    chained = """
+def build():
+    try:
+        return {}["weights"]
+    except KeyError as error:
+        raise RuntimeError("no checkpoint") from error
+"""
+    note = raised(service, script(tmp_path, chained))
+    assert note.index("KeyError: 'weights'") < note.index("direct cause") < note.index("RuntimeError: no checkpoint")
+    assert ("line 4, in build" in note, "line 6, in build" in note, "echo_explore" in note) == (True, True, False)
+    group = "def build():\n    raise ExceptionGroup('many', [ValueError('a'), TypeError('b')])\n"
+    note = raised(service, script(tmp_path, group))
+    assert "ValueError: a" in note
+    assert "TypeError: b" in note
+    assert "importlib" not in raised(service, script(tmp_path, "def build(:\n"))
+    assert "KeyboardInterrupt" in raised(service, script(tmp_path, "def build():\n    raise KeyboardInterrupt\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "how"), [("os._exit(3)", "exit status 3"), ("os.kill(os.getpid(), 11)", "signal SIGSEGV")]
+)
+def test_a_script_that_ends_the_process_runs_once(service: TraceService, tmp_path: Path, line: str, how: str) -> None:
+    runs = tmp_path / "runs"
+    path = script(tmp_path, f"import os\ndef build():\n    open({str(runs)!r}, 'a').write('x')\n    {line}\n")
+    with pytest.raises(TraceError, match=rf"mine\.py:build: as rank 3 of 8, tracing process: ended .*\({how}, "):
+        service.trace_script(path, "build", world_size=8, rank=3)
+    assert runs.read_text() == "x"
+
+
+def test_what_a_script_starts_ends_with_the_service(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    text = f"""
+import os, subprocess, torch
+def build():
+    started = subprocess.Popen(["sleep", "600"])
+    open({str(pid)!r}, "w").write(str(started.pid))
+    x = torch.ones(4, 4, device="cuda")
+    return lambda: x @ x
+"""
+    with TraceService() as own:
+        own.trace_script(script(tmp_path, text), "build", world_size=8, rank=3)
+    status = Path(f"/proc/{pid.read_text()}/status")
+    end = time.monotonic() + 20
+    while status.exists() and "State:\tZ" not in status.read_text() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+STEP = """
+import torch
+ECHO_ORACLES = {"mine.py:step": 1.0}
+def build():
+    model = torch.nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step():
+        for _ in range(2):
+            loss = model(torch.ones(8, 64, device="cuda")).sum()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+    return step
+"""
+
+
+def test_all_behind_the_last_backward_is_the_optimizer(service: TraceService, tmp_path: Path) -> None:
+    trace = service.script_step(script(tmp_path, STEP), "build", world_size=8, rank=3)
+    graph = trace.graph
+    last = int(np.flatnonzero(graph.phase == Phase.BACKWARD)[-1])
+    norms = [r for r in range(graph.num_ops) if graph.strings[graph.name[r]] == "aten.linalg_vector_norm"]
+    assert norms
+    assert min(norms) > last
+    assert set(graph.phase[last + 1 :].tolist()) == {Phase.OPTIMIZER}
+    assert (graph.phase[:last] == Phase.OPTIMIZER).sum() == 0
+    assert [oracle["phase"] for oracle in trace.oracles] == ["OPTIMIZER"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_script_says_how_many_elements_are_found(service: TraceService, tmp_pa
 
 def test_oracles_must_be_numbers(service: TraceService, tmp_path: Path) -> None:
     path = script(tmp_path, "pass", 'ECHO_ORACLES = {"here": "one"}')
-    with pytest.raises(TraceError, match="ECHO_ORACLES must be a dict"):
+    with pytest.raises(TraceError, match="ECHO_ORACLES must be a dict of places and numbers"):
         service.trace_script(path, "build", world_size=8, rank=3)
 
 
