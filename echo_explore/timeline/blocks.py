@@ -13,7 +13,7 @@ from echo_explore.graph.coalesce import coalesce
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.graph.interleave import interleave
 from echo_explore.specs.schedules import PassKind, StageOrder
-from echo_explore.timeline.charges import charge_rank
+from echo_explore.timeline.charges import charge_ranks
 from echo_explore.timeline.exchange_groups import OF_EXCHANGES, exchanging_ranks
 from echo_explore.timeline.host import HostModules, host_row_seconds, launch_leads
 from echo_explore.timeline.job import ChunkJob, PipelineJob
@@ -122,14 +122,19 @@ def prepare_blocks(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks
 
 
 def _content(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Key | None:
-    """What the blocks of a job without data-parallel traffic, replicas all alike, follow from; None for others."""
+    """What the blocks of a job whose replicas are all alike follow from; None for others, and for pairs of passes."""
     chunks = [chunk for stage in job.stages for chunk in stage.chunks]
-    if job.variants or job.overlap_exchanges or any(chunk.buckets or chunk.gathers for chunk in chunks):
+    if job.variants or job.overlap_exchanges:
         return None
+    broken: Key = ()
+    if fidelity == "block":
+        broken = tuple(
+            _broken_rows(chunk, kind) if chunk.buckets or chunk.gathers else () for chunk in chunks for kind in PassKind
+        )
     graphs = [timed for chunk in chunks for timed in (chunk.forward, chunk.backward)]
     graphs += [timed for chunk in chunks if chunk.split for timed in (chunk.split.input, chunk.split.weight)]
     schedule = (job.schedule, job.schedule_lines, job.num_micro_batches, len(job.stages))
-    return (*schedule, fidelity, _host_key(job), pairs.digest, *(timed.digest for timed in graphs))
+    return (*schedule, fidelity, _host_key(job), pairs.digest, *broken, *(timed.digest for timed in graphs))
 
 
 def _blocks_of(job: PipelineJob, pairs: Pairs, fidelity: Fidelity) -> Blocks:
@@ -348,14 +353,16 @@ def _measure(companies: Sequence[Sequence[Template]], pairs: Pairs) -> list[list
     times = run_program(program, pairs)
     is_host = ops.charge == Charge.LAUNCH
     is_work = ops.charge < Charge.HOST
-    ran = ran_ops(program, times, pool)
-    collapsed = []
-    for i, template in enumerate(templates):
-        rows = slice(int(copies.entry[i]), int(copies.exit[i]) + 1)
-        body_s = float(times.end_s[rows][is_work[rows]].max(initial=0.0))
-        host_s = float(times.end_s[rows][is_host[rows]].max(initial=0.0))
-        charges = charge_rank(ran, i, pool.bodies, from_s=0.0, to_s=body_s)
-        collapsed.append(collapse(template, body_s=body_s, host_excess_s=max(0.0, host_s - body_s), charges=charges))
+    rows = [slice(int(first), int(last) + 1) for first, last in zip(copies.entry, copies.exit, strict=True)]
+    body_s, host_s = (
+        np.array([times.end_s[own][which[own]].max(initial=0.0) for own in rows]) for which in (is_work, is_host)
+    )
+    charges = charge_ranks(ran_ops(program, times, pool), pool.bodies, from_s=np.zeros(len(rows)), to_s=body_s)
+    excess_s = np.maximum(host_s - body_s, 0.0)
+    collapsed = [
+        collapse(template, body_s=float(body_s[i]), host_excess_s=float(excess_s[i]), charges=charges[i])
+        for i, template in enumerate(templates)
+    ]
     bodies = iter(collapsed)
     return [[next(bodies) for _ in company] for company in companies]
 

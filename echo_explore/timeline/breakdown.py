@@ -32,6 +32,7 @@ COMPUTE_PARTS = ("recompute_s", "interference_s", "straggler_s")
 may belong to several."""
 
 AXIS_NAMES = ("tensor", "context", "expert", "data", "pipeline")
+_CLASS_NAMES = tuple(op_class.name.lower() for op_class in OpClass)  # by code
 
 _TIE = 1e-10  # relative; far above rounding (1e-13 over a million ops), far below any effect
 
@@ -67,28 +68,24 @@ def breakdown_of(charges: Floats) -> dict[str, float]:
 
 def class_times(label: str, multiplicity: int, finish_s: float, charges: Floats) -> ClassTimes:
     """The times of a rank class from its charges."""
-    busy = {"compute": float(charges[Column.COMPUTE] + charges[Column.OPTIMIZER])}
-    exposed = {}
-    for axis, name in enumerate(AXIS_NAMES):
-        busy[name] = float(charges[BUSY + axis])
-        exposed[name] = float(charges[Column.TENSOR + axis])
-    exposed["bubble"] = float(charges[Column.BUBBLE])
-    exposed["host"] = float(charges[Column.HOST])
+    seconds = charges.tolist()
+    exposed = dict(zip(AXIS_NAMES, seconds[Column.TENSOR : Column.TENSOR + NUM_AXES], strict=True))
     return ClassTimes(
         label=label,
         multiplicity=multiplicity,
         finish_s=finish_s,
-        busy_s=busy,
-        exposed_s=exposed,
-        slowed_s=_slowed(charges),
+        busy_s={"compute": seconds[Column.COMPUTE] + seconds[Column.OPTIMIZER]}
+        | dict(zip(AXIS_NAMES, seconds[BUSY : BUSY + NUM_AXES], strict=True)),
+        exposed_s=exposed | {"bubble": seconds[Column.BUBBLE], "host": seconds[Column.HOST]},
+        slowed_s=_slowed(seconds),
     )
 
 
-def _slowed(charges: Floats) -> dict[str, float]:
-    least = _TIE * float(charges[Column.COMPUTE])  # below it is rounding
-    by_class = {OpClass(c).name.lower(): float(charges[CLASS_SLOWED + c]) for c in OpClass}
-    found = {name: seconds for name, seconds in by_class.items() if seconds > least}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+def _slowed(seconds: Sequence[float]) -> dict[str, float]:
+    least = _TIE * seconds[Column.COMPUTE]  # below it is rounding
+    by_class = zip(_CLASS_NAMES, seconds[CLASS_SLOWED:], strict=False)
+    found = [(name, slowed_s) for name, slowed_s in by_class if slowed_s > least]
+    return dict(sorted(found, key=lambda item: -item[1]))
 
 
 def critical_class(finish_s: Floats) -> int:
@@ -96,10 +93,10 @@ def critical_class(finish_s: Floats) -> int:
     return int(np.argmax(finish_s >= finish_s.max() * (1 - _TIE)))
 
 
-def busiest(ranks: Ints, finish_s: Floats, charges: Sequence[Floats]) -> int:
+def busiest(ranks: Ints, finish_s: Floats, charges: Floats) -> int:
     """Of rank classes that finish last within rounding, the one that waits least for others; the lowest on ties."""
     last = ranks[finish_s[ranks] >= finish_s.max() * (1 - _TIE)]
-    waits = np.array([charges[rank][Column.BUBBLE] for rank in last.tolist()])
+    waits = charges[last, Column.BUBBLE]
     return int(last[np.argmax(waits <= waits.min() + finish_s.max() * _TIE)])
 
 

@@ -1,7 +1,6 @@
 """Why a step takes what it takes: its critical path, what of it is exposed, and when stages wait."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from echo_explore.graph import OpClass
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.breakdown import AXIS_NAMES
-from echo_explore.timeline.charges import NUM_AXES, Column, charge_rank
+from echo_explore.timeline.charges import NUM_AXES, Column, charge_ranks
 from echo_explore.timeline.ops import NUM_STREAMS, Charge
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Program, Times, ran_ops
@@ -58,7 +57,7 @@ def explain_run(step: StepProgram, times: Times) -> StepExplanation:
     return StepExplanation(
         critical_path_s=_shares(step, path, seconds),
         critical_path_stages_s=tuple(stages.tolist()),
-        bubbles=tuple(_bubble_split(step, times, s) for s in range(program.num_ranks)),
+        bubbles=_bubble_splits(step, times),
     )
 
 
@@ -145,18 +144,21 @@ def _body_shares(template: Template) -> dict[str, float]:
     return {name: share / whole for name, share in shares.items() if share > 0}
 
 
-def _bubble_split(step: StepProgram, times: Times, stage: int) -> BubbleSplit:
-    layout = step.layout
-    blocks = np.arange(layout.first[stage], layout.first[stage + 1])
-    is_forward = layout.phase[blocks] == PassKind.FORWARD
-    first_backward = float(times.start_s[step.entry[blocks[~is_forward]]].min())
-    last_forward = float(times.end_s[step.exit[blocks[is_forward]]].max())
+def _bubble_splits(step: StepProgram, times: Times) -> tuple[BubbleSplit, ...]:
+    """Of every rank class; where all forwards come first, what lies between them and backwards is of the warm-up."""
+    layout, ranks = step.layout, range(step.program.num_ranks)
+    is_forward = layout.phase == PassKind.FORWARD
+    edges = np.zeros((4, len(ranks)))
+    for rank in ranks:
+        blocks = np.arange(layout.first[rank], layout.first[rank + 1])
+        backwards, forwards = blocks[~is_forward[blocks]], blocks[is_forward[blocks]]
+        first_backward = float(times.start_s[step.entry[backwards]].min())
+        last_forward = float(times.end_s[step.exit[forwards]].max())
+        finish = float(times.end_s[step.program.rank == rank].max())
+        edges[1:, rank] = first_backward, max(first_backward, last_forward), finish
     ops = ran_ops(step.program, times, step.pool)
-    finish = float(times.end_s[step.program.rank == stage].max())
-    edges = (0.0, min(first_backward, last_forward), max(first_backward, last_forward), finish)
     waits = [
-        float(charge_rank(ops, stage, step.pool.bodies, from_s=a, to_s=b)[Column.BUBBLE]) for a, b in pairwise(edges)
+        charge_ranks(ops, step.pool.bodies, from_s=edges[i], to_s=edges[i + 1])[:, Column.BUBBLE].tolist()
+        for i in range(3)
     ]
-    if first_backward > last_forward:  # all forwards first: what lies between belongs to the warm-up
-        waits = [waits[0] + waits[1], 0.0, waits[2]]
-    return BubbleSplit(warm_up_s=waits[0], steady_s=waits[1], cool_down_s=waits[2])
+    return tuple(BubbleSplit(warm_up_s=a, steady_s=b, cool_down_s=c) for a, b, c in zip(*waits, strict=True))

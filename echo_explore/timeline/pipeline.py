@@ -37,6 +37,7 @@ class StepProgram:
         gathers: ops of parameter gathers.
         buckets: ops of bucket reductions.
         num_copied: ops that are copies of templates, which come first.
+        blocks: where the templates come from.
     """
 
     program: Program
@@ -50,6 +51,7 @@ class StepProgram:
     gathers: Ints
     buckets: Ints
     num_copied: int
+    blocks: Blocks
 
 
 def build_step(
@@ -73,6 +75,11 @@ def build_step(
     epilogues, which_epilogue = _epilogue_templates(job)
     rows = blocks.expanded if is_expanded.any() else ()
     pool = _pool_of((*rows, *blocks.collapsed, *blocks.halves, *epilogues))
+    passes = (is_expanded.tobytes(), is_paired.tobytes(), which_epilogue.tobytes())
+    same: Key = (id(blocks), id(layout), id(pool), *passes, *_outside_passes(job))  # a step keeps what is named by id
+    is_kept = not job.variants and job.jitter_sigma_log == 0
+    if is_kept and (known := _SAME.get(same)) is not None:
+        return known
     of_halves = len(rows) + len(blocks.collapsed)
     distinct = blocks.which[layout.rank, layout.phase, layout.chunk]
     of_blocks = np.where(is_expanded, distinct, blocks.body[layout.rank, layout.phase, layout.chunk] + len(rows))
@@ -81,23 +88,40 @@ def build_step(
         of_blocks[paired] = of_halves + _halves(blocks, layout, paired)
     which = np.concatenate([of_blocks, of_halves + len(blocks.halves) + which_epilogue])
     if rows or _has_traffic(job):
-        return _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
+        step = _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
+        if is_kept and step.program.ops.num_ops <= _MOST_KEPT_OPS:
+            _SAME.keep(same, step)
+        return step
     schedule = (job.schedule, job.schedule_lines, len(job.stages), len(job.stages[0].chunks), layout.num_micro_batches)
-    order = (*schedule, job.ahead, job.overlap_p2p, which.tobytes())
-    sends = tuple((stage.send_forward_s, stage.send_backward_s, stage.send_sigma_log) for stage in job.stages)
-    same = (*order, id(pool), sends, job.host_step_s)  # the step keeps the pool that the key names by id
-    if (known := _SAME.get(same)) is not None:
-        return known
-    key = (*order, *_structure_of(pool))
-    known = _ALIKE.get(key)
-    if known is None:
-        known = _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
-        _ALIKE.keep(key, known)
-    step = _with_times_of(known, job, pool)
+    key = (*schedule, job.ahead, job.overlap_p2p, which.tobytes(), *_structure_of(pool))
+    alike = _ALIKE.get(key)
+    if alike is None:
+        alike = _assembled(job, blocks, layout, pool, which, is_expanded, is_paired)
+        _ALIKE.keep(key, alike)
+    step = replace(_with_times_of(alike, job, pool), blocks=blocks, layout=layout)
     _SAME.keep(same, step)
     return step
 
 
+def _outside_passes(job: PipelineJob) -> Key:
+    """What a step has outside of its passes, chunk by chunk, and what it follows there."""
+    sends = tuple((stage.send_forward_s, stage.send_backward_s, stage.send_sigma_log) for stage in job.stages)
+    traffic = tuple(
+        (
+            tuple((b.axis, b.time_s, b.sigma_log, b.ready_after, b.pair_class) for b in chunk.buckets),
+            tuple((g.axis, g.time_s, g.sigma_log, g.needed_before, g.pair_class) for g in chunk.gathers),
+        )
+        if chunk.buckets or chunk.gathers
+        else ()
+        for stage in job.stages
+        for chunk in stage.chunks
+    )
+    how = (job.schedule, job.overlap_p2p, job.overlap_grad_reduce, job.overlap_param_gather, job.ahead)
+    return (*how, sends, job.host_step_s, traffic)
+
+
+_MOST_KEPT_OPS = 32_768
+"""Of a program: a larger one takes long to run, and megabytes to keep."""
 _SAME: Recent[StepProgram] = Recent(16)
 _ALIKE: Recent[StepProgram] = Recent(16)
 _POOLS: Recent[Pool] = Recent(16)
@@ -189,6 +213,7 @@ def _assembled(
         gathers=gathers,
         buckets=buckets,
         num_copied=copies.num_ops,
+        blocks=blocks,
     )
 
 

@@ -11,12 +11,14 @@ from echo_explore.core.jit import jit
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.timeline.charges import NUM_COLUMNS, RanOps
 from echo_explore.timeline.engine import run_events
+from echo_explore.timeline.exchange_groups import OF_EXCHANGES
 from echo_explore.timeline.job import SharedLinks
 from echo_explore.timeline.ops import AXIS_STREAM, NUM_STREAMS, OP_COLUMNS, Charge, Ops, Stream
 from echo_explore.timeline.ports import InterferenceModel
 from echo_explore.timeline.stuck import cycle_text, waiting_cycle
 from echo_explore.timeline.templates import Template
-from echo_explore.timeline.wiring import Wiring, wire
+from echo_explore.timeline.undisturbed import disturbs, run_undisturbed
+from echo_explore.timeline.wiring import Wiring, ready_seconds, wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -274,26 +276,13 @@ def run_program(program: Program, pairs: Pairs) -> Times:
     _check_classes(ops, pairs)
     wiring = program.wiring or wiring_of(program)
     start, end = np.zeros(n), np.full(n, np.nan)
-    done = run_events(
-        ops.duration_s,
-        wiring.stream,
-        ops.kernel_class,
-        ops.traffic_class,
-        program.group,
-        wiring.succ_offsets,
-        wiring.succ_index,
-        wiring.num_preds,
-        wiring.stream_first,
-        wiring.stream_order,
-        NUM_STREAMS,
-        wiring.group_first,
-        wiring.group_members,
-        pairs.compute,
-        pairs.collective,
-        pairs.shared,
-        start,
-        end,
-    )
+    links = (wiring.succ_offsets, wiring.succ_index, wiring.num_preds, wiring.stream_first, wiring.stream_order)
+    groups, tables = (wiring.group_first, wiring.group_members), (pairs.compute, pairs.collective, pairs.shared)
+    done = run_undisturbed(ops.duration_s, program.group, *links, *groups, start, end)
+    streams = (wiring.stream_first, wiring.stream_order, NUM_STREAMS)
+    if done == n and disturbs(ops.kernel_class, ops.traffic_class, *streams, *tables, start, end):
+        classes = (ops.kernel_class, ops.traffic_class, program.group)
+        done = run_events(ops.duration_s, wiring.stream, *classes, *links, NUM_STREAMS, *groups, *tables, start, end)
     if done != n:
         cycle = waiting_cycle(
             np.isfinite(end),
@@ -329,6 +318,22 @@ def ran_ops(program: Program, times: Times, pool: Pool) -> RanOps:
         source=program.source,
         body_of_source=pool.template_of,
         alone_s=pool.ops.duration_s,
-        own=wiring.own,
+        ready_s=_ready(program, wiring, times),
+        stream_first=wiring.stream_first,
+        stream_order=wiring.stream_order,
+        incoming_first=wiring.incoming_first,
         incoming=wiring.incoming,
+        stream=wiring.stream,
     )
+
+
+def _ready(program: Program, wiring: Wiring, times: Times) -> Floats:
+    """(num_ops,) When exchanges that meet others could have started, had these been as far; the start of other ops."""
+    members = wiring.group_members
+    meets = members[np.isin(program.ops.axis[members], OF_EXCHANGES)]
+    if not meets.size:
+        return times.start_s
+    ready = ready_seconds(wiring.succ_offsets, wiring.succ_index, wiring.stream_first, wiring.stream_order, times.end_s)
+    at_s = times.start_s.copy()
+    at_s[meets] = np.minimum(ready[meets], at_s[meets])
+    return at_s

@@ -16,7 +16,7 @@ from echo_explore.timeline.breakdown import (
     critical_class,
     step_sigma_log,
 )
-from echo_explore.timeline.charges import charge_rank
+from echo_explore.timeline.charges import charge_ranks
 from echo_explore.timeline.checks import check_job
 from echo_explore.timeline.explain import StepExplanation, explain_run
 from echo_explore.timeline.folding import Period, find_period, trial_lengths
@@ -194,16 +194,11 @@ def _summarise(
     num_run = int(run.step.layout.at.shape[3])
     ops = ran_ops(program, times, run.step.pool)
     finish = _ends_of_compute(run)
-    charges: list[Floats] = []
-    for s in range(len(classes)):
-        total = charge_rank(ops, s, run.step.pool.bodies, from_s=0.0, to_s=float(finish[s]))
-        if period is not None:
-            more = (job.num_micro_batches - num_run) / period.micro_batches
-            begin, finished = float(period.from_s[s]), float(period.to_s[s])
-            window = charge_rank(ops, s, run.step.pool.bodies, from_s=begin, to_s=finished)
-            total = total + more * window
-            finish[s] += more * period.length_s
-        charges.append(total)
+    charges = charge_ranks(ops, run.step.pool.bodies, from_s=np.zeros(len(classes)), to_s=finish)
+    if period is not None:
+        more = (job.num_micro_batches - num_run) / period.micro_batches
+        charges += more * charge_ranks(ops, run.step.pool.bodies, from_s=period.from_s, to_s=period.to_s)
+        finish += more * period.length_s
     critical = critical_class(finish)
     if job.variants:
         critical = busiest(np.arange(critical % len(job.stages), len(classes), len(job.stages)), finish, charges)

@@ -22,8 +22,8 @@ class Wiring:
         num_preds: (num_ops,) ops that an op waits for.
         group_first: offsets of every rendezvous group into ...
         group_members: ... its ops.
-        own: by rank class, its ops.
-        incoming: by rank class, transfers of others to it.
+        incoming_first: offsets of every rank class into ...
+        incoming: ... transfers of others to it, by stream and in its order.
     """
 
     stream: Ints
@@ -34,8 +34,8 @@ class Wiring:
     num_preds: Ints
     group_first: Ints
     group_members: Ints
-    own: tuple[Ints, ...]
-    incoming: tuple[Ints, ...]
+    incoming_first: Ints
+    incoming: Ints
 
 
 @jit
@@ -73,10 +73,8 @@ def wire(ops: Ops, *, rank: Ints, peer: Ints, order: Floats, group: Ints, num_ra
     succ_offsets, by_source = _csr(ops.edge_source, n)
     members = np.flatnonzero(group >= 0)
     group_first, in_group = _csr(group[members], int(group.max(initial=-1)) + 1)
-    by_rank = np.argsort(rank.astype(np.int16), kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))])
-    transfers = np.flatnonzero(peer >= 0)
-    to = peer[transfers]
+    transfers = stream_order[peer[stream_order] >= 0]
+    incoming_first, by_peer = _csr(peer[transfers], num_ranks)
     return Wiring(
         stream=stream,
         stream_first=stream_first,
@@ -86,6 +84,29 @@ def wire(ops: Ops, *, rank: Ints, peer: Ints, order: Floats, group: Ints, num_ra
         num_preds=np.bincount(ops.edge_target, minlength=n).astype(np.int64),
         group_first=group_first,
         group_members=members[in_group].astype(np.int64),
-        own=tuple(by_rank[first[r] : first[r + 1]] for r in range(num_ranks)),
-        incoming=tuple(transfers[to == r] for r in range(num_ranks)),
+        incoming_first=incoming_first,
+        incoming=transfers[by_peer],
     )
+
+
+@jit
+def ready_seconds(
+    succ_offsets: Ints, succ_index: Ints, stream_first: Ints, stream_order: Ints, end_s: Floats
+) -> Floats:
+    """(num_ops,) When the last of what an op waits for has ended: ops ahead of it, but not those that it meets.
+
+    Args:
+        succ_offsets: see `Wiring`.
+        succ_index: see `Wiring`.
+        stream_first: see `Wiring`.
+        stream_order: see `Wiring`.
+        end_s: (num_ops,) end of every op.
+    """
+    ready = np.zeros(end_s.shape[0])
+    for s in range(stream_first.shape[0] - 1):
+        for at in range(stream_first[s] + 1, stream_first[s + 1]):
+            ready[stream_order[at]] = end_s[stream_order[at - 1]]
+    for op in range(end_s.shape[0]):
+        for j in range(succ_offsets[op], succ_offsets[op + 1]):
+            ready[succ_index[j]] = max(ready[succ_index[j]], end_s[op])
+    return ready

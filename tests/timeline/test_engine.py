@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from echo_explore.core import EchoError
 from echo_explore.core.jit import python_of
 from echo_explore.graph.execution_graph import Floats
-from echo_explore.timeline import engine, program
+from echo_explore.timeline import engine, program, undisturbed
 from echo_explore.timeline.ops import NUM_STREAMS, Ops, Stream
 from echo_explore.timeline.program import Pairs, Program, Times, run_program
 
@@ -57,11 +57,66 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
+def run_engine(one: Program, table: Pairs) -> Times:
+    """By events, even where nothing slows anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "disturbs", lambda *_: True)
+        return run_program(one, table)
+
+
 def run_python(one: Program, table: Pairs) -> Times:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "run_events", python_of(engine.run_events))
         patch.setattr(engine, "_settle", python_of(engine._settle))
-        return run_program(one, table)
+        return run_engine(one, table)
+
+
+@settings(max_examples=150, deadline=None)
+@given(one=programs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.25), (1.0, 1.25), (1.5, 1.0)]), shares=st.booleans())
+def test_a_program_in_which_nothing_slows_anything_needs_no_events(
+    one: Program, slow: tuple[float, float], shares: bool
+) -> None:
+    """One pass gives the very times of the engine, and sees where it does not."""
+    table = pairs(*slow)
+    if shares:
+        shared = table.shared.copy()
+        shared[Stream.TENSOR, Stream.DATA] = shared[Stream.DATA, Stream.TENSOR] = 1.5
+        table = replace(table, shared=shared)
+    events, times = run_engine(one, table), run_program(one, table)
+    np.testing.assert_array_equal(times.start_s, events.start_s)
+    np.testing.assert_array_equal(times.end_s, events.end_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "run_undisturbed", python_of(undisturbed.run_undisturbed))
+        patch.setattr(program, "disturbs", python_of(undisturbed.disturbs))
+        python = run_program(one, table)
+    np.testing.assert_array_equal(times.end_s, python.end_s)
+
+
+def test_kernels_and_collectives_that_take_turns_need_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel, a collective, a kernel of 1 s each; only beside each other they would slow each other."""
+
+    def refuse(*_: object) -> int:
+        raise AssertionError("events")
+
+    ops = Ops.blank(3)
+    ops.duration_s[:] = 1.0
+    ops.stream[1], ops.traffic_class[1], ops.kernel_class[[0, 2]] = Stream.TENSOR, 1, 1
+    ops = replace(ops, edge_source=np.array([0, 1]), edge_target=np.array([1, 2]))
+    one = Program(
+        ops=ops,
+        rank=np.zeros(3, dtype=np.int64),
+        peer=np.full(3, -1),
+        order=np.arange(3, dtype=np.float64),
+        group=np.full(3, -1),
+        source=np.full(3, -1),
+        copy=np.full(3, -1),
+        num_ranks=1,
+    )
+    monkeypatch.setattr(program, "run_events", refuse)
+    assert run_program(one, pairs(2.0, 2.0)).end_s.tolist() == [1.0, 2.0, 3.0]
+    beside = replace(one, ops=replace(ops, edge_source=ops.edge_source[:1], edge_target=ops.edge_target[:1]))
+    with pytest.raises(AssertionError, match="events"):
+        run_program(beside, pairs(2.0, 2.0))
 
 
 @settings(max_examples=150, deadline=None)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from echo_explore.graph import Collective
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
-from echo_explore.timeline import PipelineJob, blocks, pipeline, simulate_step
+from echo_explore.timeline import GradientBucket, PipelineJob, blocks, pipeline, simulate_step
 from echo_explore.timeline.recent import Recent
 
 
@@ -49,9 +50,23 @@ def test_blocks_of_other_types_or_names_are_other_blocks(column: str) -> None:
     assert replace(timed, graph=changed).digest != timed.digest
 
 
+BUCKET = GradientBucket(collective=Collective.ALL_REDUCE, message_bytes=1.0, time_s=1.5, sigma_log=0.1, ready_after=0)
+
+
 @pytest.mark.parametrize("fidelity", ["kernel", "block"])
-def test_blocks_and_programs_are_made_once(fidelity: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = equal_stages_job(num_stages=4, num_micro_batches=16, num_chunks=2, send_s=0.25)
+@pytest.mark.parametrize(("schedule", "buckets"), [("", ()), ("", (BUCKET,)), ("dualpipe", (BUCKET,))])
+def test_blocks_and_programs_are_made_once(
+    fidelity: str, schedule: str, buckets: tuple[GradientBucket, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = equal_stages_job(
+        num_stages=4,
+        num_micro_batches=16,
+        num_chunks=2,
+        weight=[("gemm", 1.0)],
+        send_s=0.25,
+        schedule=schedule,
+        buckets=buckets,
+    )
     first = simulate_step(job, interference=interference(), fidelity=fidelity)  # type: ignore[arg-type]
 
     def refuse(*_: object, **__: object) -> None:

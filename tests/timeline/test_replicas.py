@@ -26,6 +26,7 @@ from echo_explore.timeline import (
     with_unlike_replicas,
 )
 from echo_explore.timeline.meeting import meets_over_replicas
+from tests.timeline.test_step import check_equal
 
 NONE = interference()
 BUCKET = GradientBucket(
@@ -41,7 +42,7 @@ def check_every_replica(job: PipelineJob, slow: tuple[float, float]) -> StepTime
     """Folded kinds of replicas equal every op, and every replica run by itself, which is given."""
     model = interference(*slow)
     folded = simulate_step(job, interference=model, fidelity="kernel")
-    check_alike(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+    check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
     apart = simulate_step(one_by_one(job), interference=model, fidelity="kernel", fold=False)
     assert apart.step_time_s == pytest.approx(folded.step_time_s, rel=1e-6)
     p, counts = len(job.stages), [job.num_replicas, *(variant.num_replicas for variant in job.variants)]
@@ -49,24 +50,6 @@ def check_every_replica(job: PipelineJob, slow: tuple[float, float]) -> StepTime
     assert apart.stage_finish_s == pytest.approx([finish_s for own in of_replicas for finish_s in own], rel=1e-6)
     assert step_time_lower_bound(job) <= folded.step_time_s * (1 + 1e-9)
     return apart
-
-
-def check_alike(one: StepTimeline, other: StepTimeline, *, rel: float) -> None:
-    """Equal times; a wait for other replicas in a folded pass is a bubble, whatever transfer is under way beside it."""
-    within = rel * max(one.step_time_s, 1e-9)
-    waits = {"data", "pipeline", "bubble", "data_s", "pipeline_s", "bubble_s"}
-
-    def merged(seconds: dict[str, float]) -> dict[str, float]:
-        rest = {key: value for key, value in seconds.items() if key not in waits}
-        return rest | {"waits": sum(value for key, value in seconds.items() if key in waits)}
-
-    assert one.step_time_s == pytest.approx(other.step_time_s, rel=rel)
-    assert one.stage_finish_s == pytest.approx(other.stage_finish_s, rel=rel)
-    if one.critical_class == other.critical_class:  # of classes that end together, that which waits least
-        assert merged(one.breakdown) == pytest.approx(merged(other.breakdown), rel=0, abs=within)
-    for a, b in zip(one.classes, other.classes, strict=True):
-        assert a.busy_s == pytest.approx(b.busy_s, rel=0, abs=within)
-        assert merged(a.exposed_s) == pytest.approx(merged(b.exposed_s), rel=0, abs=within)
 
 
 def _slow(job: PipelineJob, factor: float, num_slow: int, num_replicas: int, per_exchange: int = 1) -> PipelineJob:
@@ -146,7 +129,7 @@ def test_pairs_of_passes_wait_for_slow_replicas_that_they_exchange_tokens_with()
     assert step.stage_finish_s[2] == pytest.approx(slow)
     assert slow - 2.0 <= step.stage_finish_s[1] <= slow
     assert [times.multiplicity for times in step.classes] == [2, 1, 1]
-    check_alike(step, _step(_slow(job, 3.0, 1, 4, per_exchange=2), fold=False), rel=1e-9)
+    check_equal(step, _step(_slow(job, 3.0, 1, 4, per_exchange=2), fold=False), rel=1e-9)
 
 
 LOADED = [("gemm", 0.5), ("exchange", 0.25), ("gemm", 1.0), ("exchange", 0.25), ("gemm", 0.5)]
@@ -188,6 +171,19 @@ def test_ranks_with_other_loads_are_classes_that_cost_one_body_a_pass() -> None:
     bubble_s = waits[1]
     assert waits == pytest.approx([bubble_s + 400.0, bubble_s, bubble_s + 600.0, bubble_s + 200.0])
     assert step.critical_class in range(4, 8)  # of those that end together, the one that waits least
+
+
+def test_a_wait_inside_a_pass_is_a_bubble_whatever_runs_beside_it() -> None:
+    """Gradients of the second chunk are reduced while the rank waits for a fuller one in passes of the first."""
+    bucket = replace(BUCKET, time_s=8.0)
+    job = equal_stages_job(num_stages=2, num_micro_batches=2, num_chunks=2, forward=LOADED, backward=LOADED)
+    chunks = tuple(replace(chunk, buckets=(bucket,) * v) for v, chunk in enumerate(job.stages[0].chunks))
+    job = _loaded(replace(job, stages=tuple(replace(s, chunks=chunks, multiplicity=2) for s in job.stages)), (1.0, 3.0))
+    folded = _step(job)
+    check_equal(folded, _step(job, fold=False), rel=1e-9)
+    emptier, fuller = folded.classes[0], folded.classes[2]
+    assert emptier.exposed_s["bubble"] == pytest.approx(fuller.exposed_s["bubble"] + 8 * 2.0)  # 8 passes, 2 s each
+    assert emptier.exposed_s["data"] == pytest.approx(fuller.exposed_s["data"])
 
 
 @settings(max_examples=40, deadline=None)
@@ -271,12 +267,12 @@ def test_folded_equals_every_op_of_every_replica(job: PipelineJob, slow: tuple[f
     per_exchange=st.sampled_from([1, 2]),
 )
 def test_many_micro_batches_fold(job: PipelineJob, extra: int, slow: tuple[float, float], per_exchange: int) -> None:
-    grouped = len(job.stages) if job.schedule == "interleaved" else 1
+    grouped = {"interleaved": len(job.stages), "dualpipe": 2}.get(job.schedule, 1)
     job = replace(job, num_micro_batches=job.num_micro_batches + extra * grouped, overlap_exchanges=False)
     job = _slow(job, 1.25, 1, 4, per_exchange)
     model = interference(*slow)
     folded = simulate_step(job, interference=model, fidelity="kernel")
-    check_alike(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
+    check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
 
 
 def test_a_slow_replica_holds_the_step_back_as_if_all_were_slow() -> None:
