@@ -34,6 +34,11 @@ may belong to several."""
 AXIS_NAMES = ("tensor", "context", "expert", "data", "pipeline")
 _CLASS_NAMES = tuple(op_class.name.lower() for op_class in OpClass)  # by code
 
+HOST_SIGMA_LOG = 0.24
+"""Of host time: the root mean square of half the ranges (of the log) in which host costs were measured: 23 to 28 us a
+call of Megatron-core, 10 to 14 of plain modules, 7 to 15 a call of a backward, 64 to 97 a collective, 0.28 to 0.45 ms a
+check of it and rank [docs/stacks.md, 2026-12-01]."""
+
 _TIE = 1e-10  # relative; far above rounding (1e-13 over a million ops), far below any effect
 
 
@@ -103,8 +108,8 @@ def busiest(ranks: Ints, finish_s: Floats, charges: Floats) -> int:
 def step_sigma_log(charges: Floats) -> float:
     """Standard deviation of the log of the step time, from the charges of the critical class.
 
-    sigma = sqrt(sum_c (sum_i t_i sigma_i)^2) / T, c over kernel classes and axes of communication, i over what was
-    charged to c: errors of one class are taken as fully correlated, those of two classes as independent.
+    sigma = sqrt(sum_c (sum_i t_i sigma_i)^2) / T, c over kernel classes, axes of communication and the host, i over
+    what was charged to c: errors of one class are taken as fully correlated, those of two classes as independent.
 
     # Approximation: a bubble is time in which peers do the same kinds of work, so it is spread over the classes of
     # forward and backward in proportion (either direction where the stages differ).
@@ -114,10 +119,12 @@ def step_sigma_log(charges: Floats) -> float:
         return 0.0
     per_class = charges[CLASS_SIGMA : CLASS_SIGMA + NUM_CODES].copy()
     per_axis = charges[AXIS_SIGMA : AXIS_SIGMA + NUM_AXES].copy()
-    peers_do = [Column.COMPUTE, Column.TENSOR, Column.CONTEXT, Column.EXPERT, Column.PIPELINE]
+    host = HOST_SIGMA_LOG * float(charges[Column.HOST])
+    peers_do = [Column.COMPUTE, Column.TENSOR, Column.CONTEXT, Column.EXPERT, Column.PIPELINE, Column.HOST]
     work = float(charges[peers_do].sum())
     if work > 0:
         stretch = 1 + float(charges[Column.BUBBLE]) / work
         per_class[np.arange(NUM_CODES) != OpClass.OPTIMIZER] *= stretch
         per_axis[np.arange(NUM_AXES) != AXIS_NAMES.index("data")] *= stretch
-    return math.sqrt(float((per_class**2).sum() + (per_axis**2).sum())) / total
+        host *= stretch
+    return math.sqrt(float((per_class**2).sum() + (per_axis**2).sum()) + host**2) / total

@@ -10,6 +10,8 @@ from echo_explore.graph import Axis, Collective, ExecutionGraph, OpKind, OpRow, 
 from echo_explore.graph.coalesce import coalesce
 from echo_explore.testing.strategies import Item, TableInterference, equal_stages_job, interference, timed_graph
 from echo_explore.timeline import GradientBucket, ParameterGather, PipelineJob, StepTimeline, simulate_step
+from echo_explore.timeline.breakdown import HOST_SIGMA_LOG, step_sigma_log
+from echo_explore.timeline.charges import CLASS_SIGMA, NUM_COLUMNS, Column
 from echo_explore.timeline.templates import expand
 
 
@@ -109,6 +111,23 @@ def test_sigma_of_one_class_and_of_two() -> None:
     assert one.step_sigma_log == pytest.approx(0.05)
     two = forward_only([("gemm", 2.0), ("norm", 3.0)])
     assert two.step_sigma_log == pytest.approx(0.05 * np.sqrt(2) / 2)
+
+
+def test_host_time_is_unsure_and_so_are_bubbles_that_wait_for_it() -> None:
+    charges = np.zeros(NUM_COLUMNS)
+    charges[[Column.COMPUTE, Column.HOST]] = 1.0
+    assert step_sigma_log(charges) == pytest.approx(HOST_SIGMA_LOG / 2)
+    charges[Column.BUBBLE] = 2.0
+    assert step_sigma_log(charges) == pytest.approx(HOST_SIGMA_LOG / 2)
+    charges[CLASS_SIGMA] = 0.1  # of the second of kernels: the bubble waits for as much of it
+    assert step_sigma_log(charges) == pytest.approx(np.hypot(HOST_SIGMA_LOG, 0.1) / 2)
+
+
+def test_a_step_that_waits_for_its_host_is_less_sure_than_one_of_kernels() -> None:
+    free = forward_only([("gemm", 2.0)])
+    held = forward_only([("gemm", 2.0)], host_call_s=50.0)
+    assert held.breakdown["host_s"] > held.breakdown["compute_s"]
+    assert held.step_sigma_log > 2 * free.step_sigma_log
 
 
 def test_epilogues_of_first_and_last_stage_meet() -> None:
