@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from echo_explore.specs import Candidate
-from echo_explore.validation.clusters import rule_of
+from echo_explore.specs import Candidate, load_stack
+from echo_explore.validation.clusters import fabric_is_known, rule_of
 from echo_explore.validation.mapping import taken_from_file
-from echo_explore.validation.rows import MeasuredRow
+from echo_explore.validation.rows import MeasuredRow, normal_attention, normal_sharding
 
 Value = Callable[[Candidate], object]
 
@@ -37,6 +37,30 @@ DEFAULTS: Mapping[str, Value] = {
 """Columns that a source may leave empty, and what the candidate has instead."""
 
 
+def _stand_ins(row: MeasuredRow, candidate: Candidate) -> list[str]:
+    """What stands in for words that say nothing known, and for what no profile, kernel or split is made for."""
+    said = {name: row.values.get(name, "").strip() for name in ("gpu", "activation", *_WORDS)}
+    parts = []
+    if said["gpu"].lower() != row.gpu.lower():
+        parts.append(f"gpu = {row.gpu} for {said['gpu']!r}")
+    if said["activation"].lower() == "geglu":
+        parts.append("activation = swiglu for 'geglu'")
+    for name, known in _WORDS.items():
+        if said[name] and not known(said[name]):
+            parts.append(f"{name} = as {candidate.stack.name} for {said[name]!r}")
+    stack = candidate.stack
+    if (rule := stack.layer_split_rule) != load_stack(stack.name).layer_split_rule:
+        parts.append(f"layers of a stage = {rule}, for which {stack.name} has no rule")
+    return parts
+
+
+_WORDS: Mapping[str, Callable[[str], bool]] = {
+    "flash_attention": lambda text: normal_attention(text) is not None,
+    "zero_stage_or_fsdp": lambda text: normal_sharding(text) != "unknown",
+}
+"""Columns of free text and whether theirs says something known."""
+
+
 def assumed_of(row: MeasuredRow, candidate: Candidate | None) -> str:
     """What the source does not say and the prediction takes, as text: `recompute = none; ...`; empty for nothing.
 
@@ -50,8 +74,9 @@ def assumed_of(row: MeasuredRow, candidate: Candidate | None) -> str:
     parts += [
         f"{name} = {value(candidate)}" for name, value in DEFAULTS.items() if not row.values.get(name, "").strip()
     ]
+    parts += _stand_ins(row, candidate)
     rule = rule_of(row)
-    if rule is not None and not row.fabric and row.num_gpus > row.gpus_per_node:
+    if rule is not None and not fabric_is_known(row) and row.num_gpus > row.gpus_per_node:
         parts.append(f"inter_node_fabric = {candidate.cluster.name}" + (f": {rule.why}" if rule.why else ""))
     if candidate.stack.collective_checks and not row.overlap.collective_checks:
         parts.append(f"collective_checks = true of {candidate.stack.name}")

@@ -84,6 +84,13 @@ CLUSTER_RULES = (
         why="1,600 Gbit/s a host, as HDR, over RoCE",
     ),
     ClusterRule(gpu=r"A100-40GB-SXM", cluster="a100-40gb-hdr", why="DGX A100"),
+    ClusterRule(
+        gpu=r"A800-(80GB-)?SXM",
+        cluster="a100-80gb-hdr",
+        node={"link_bandwidth_bytes_per_s": 200 * GB_PER_S},
+        why="A100 with 400 GB/s of NVLink over both directions: NVIDIA A800 datasheet (2022)",
+    ),
+    ClusterRule(gpu=r"L40S.*", cluster="l40s-pcie", why="PCIe hosts, from specification"),
     ClusterRule(gpu=_H100, fabric=r"EFA", cluster="h100-p5-efa", why="AWS p5"),
     ClusterRule(
         gpu=_H100, fabric=r"RoCE", cluster="h100-ndr", network=_ROCE, why="400 Gbit/s a GPU, as NDR, over RoCE"
@@ -118,8 +125,34 @@ CLUSTER_RULES = (
 
 def rule_of(row: MeasuredRow) -> ClusterRule | None:
     """The first rule that the run's GPU and fabric match; None when its GPU is not in the table."""
-    matches = (r for r in CLUSTER_RULES if re.fullmatch(r.gpu, row.gpu) and re.search(r.fabric, row.fabric, re.I))
+    matches = (r for r in CLUSTER_RULES if re.fullmatch(r.gpu, row.gpu, re.I) and re.search(r.fabric, row.fabric, re.I))
     return next(matches, None)
+
+
+_PER_NODE = re.compile(r"(?:(\d{1,2}) ?x ?)?(\d{1,2},\d{3}|\d{2,5}) ?Gb(?:it)?/s [^;,+]{0,40}?\bper node\b", re.I)
+_KNOWN_FABRIC = re.compile(r"infiniband|\bIB\b|\b[NHX]DR\b|NVL|RoCE|RDMA|EFA", re.I)
+
+
+def cards_of(row: MeasuredRow) -> dict[str, Any]:
+    """Fields of a node that the fabric's words state: `4x100Gb/s per node` counts cards, `800 Gb/s per node` does not.
+
+    Only where no rule knows the fabric by its words.
+    """
+    rule, found = rule_of(row), _PER_NODE.search(row.fabric)
+    if rule is None or rule.fabric or found is None:
+        return {}
+    cards, rate = found[1], float(found[2].replace(",", "")) * GBIT_PER_S
+    node = load_cluster(rule.cluster).node
+    num_nics = max(1, node.num_nics * row.gpus_per_node // node.num_gpus) if cards is None else max(1, int(cards))
+    stated = {"num_nics": num_nics, "nic_bandwidth_bytes_per_s": rate if cards else rate / num_nics}
+    same = stated == {"num_nics": node.num_nics, "nic_bandwidth_bytes_per_s": node.nic_bandwidth_bytes_per_s}
+    return {} if same else stated
+
+
+def fabric_is_known(row: MeasuredRow) -> bool:
+    """The fabric column says something that its cluster follows."""
+    rule = rule_of(row)
+    return rule is not None and bool(rule.fabric or cards_of(row) or _KNOWN_FABRIC.search(row.fabric))
 
 
 def cluster_of(row: MeasuredRow) -> ClusterSpec | None:
@@ -135,6 +168,7 @@ def cluster_of(row: MeasuredRow) -> ClusterSpec | None:
     if row.gpus_per_node != cluster.node.num_gpus:
         cards = node.get("num_nics", cluster.node.num_nics)
         node |= {"num_gpus": row.gpus_per_node, "num_nics": max(1, cards * row.gpus_per_node // cluster.node.num_gpus)}
+    node |= cards_of(row)
     network = dict(rule.network)
     if row.overlap.in_network_reduction:
         network["in_network_reduction"] = True

@@ -259,11 +259,11 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         num_kv_heads=count("num_kv_heads", heads),
         vocab_size=count("vocab_size", 0),
         seq_len=seq_len,
-        activation=cells.get("activation", "").strip().lower() or "gelu",
+        activation=normal_activation(cells.get("activation", "")),
         moe_experts=count("moe_experts", 0),
         moe_topk=count("moe_topk", 0),
         moe_ffn_hidden=count("moe_ffn_hidden", 0),
-        gpu=cells["gpu"].strip(),
+        gpu=normal_gpu(cells["gpu"]),
         gpus_per_node=gpus_per_node,
         num_gpus=num_gpus,
         fabric=cells.get("inter_node_fabric", "").strip(),
@@ -337,6 +337,27 @@ def _load(text: str, *, where: str, folder: Path) -> tuple[float, ...]:
         rule = "must be numbers, or the name of a file beside the table"
         raise SpecError(f"{where}: routing", text, rule, "write a number an expert with blanks, or load.txt")
     return read_load(folder / text)
+
+
+def normal_gpu(text: str) -> str:
+    """The name of a GPU as `validation.clusters` writes it; other spellings of some are known."""
+    name = text.strip()
+    return next((ours for pattern, ours in _GPU_NAMES if re.fullmatch(pattern, name, re.I)), name)
+
+
+_GPU_NAMES = (
+    (r"A100-SXM4?-80GB|A100-80GB(-SXM4)?", "A100-80GB-SXM"),
+    (r"A100-SXM4?-40GB|A100-40GB(-SXM4)?", "A100-40GB-SXM"),
+    (r"A800-SXM4?-80GB|A800(-80GB)?(-SXM4)?", "A800-80GB-SXM"),
+    (r"H100-SXM5?(-80GB)?|H100(-80GB)?(-SXM5)?", "H100-80GB-SXM"),
+)
+"""Spellings of names, as in the list of the kernel tables' GPUs (`_shipped/kernels/gpus.toml`)."""
+
+
+def normal_activation(text: str) -> str:
+    """The activation; `geglu` is as wide as `swiglu` and one pass like it."""
+    words = text.strip().lower()
+    return "swiglu" if words == "geglu" else words or "gelu"
 
 
 def normal_precision(text: str) -> TrainPrecision | None:

@@ -47,6 +47,7 @@ STACK_RULES = (
     StackRule(framework=r"torchtitan", version=r"^202[45]", gpu=r"H\d", stack="torchtitan-2025-hopper"),
     StackRule(framework=r"torchtitan", stack="torchtitan-fsdp2"),
     StackRule(framework=r"fsdp", reason="no stack profile describes this use of fully sharded data parallelism"),
+    StackRule(framework=r"gpt-neox", stack="megatron-deepspeed"),  # Megatron's layers, DeepSpeed's engine: 2204.06745
     StackRule(framework=r"megatron-deepspeed", stack="megatron-deepspeed"),
     StackRule(framework=r"aleph-alpha", stack="aleph-scaling"),
     StackRule(framework=r"megatron-lm", version=r"^202[0-3]", stack="megatron-2022"),
@@ -68,8 +69,8 @@ STACK_RULES = (
     ),
     StackRule(framework=r"nanotron", version=r"^2025", several_hosts=True, stack="nanotron-2025-multi-host"),
     StackRule(framework=r"nanotron", stack="nanotron"),
-    StackRule(framework=r"", version=r"^MLPerf Training v5", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron-2025"),
-    StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB)\d", stack="nemo-megatron"),
+    StackRule(framework=r"", version=r"^MLPerf Training v5", gpu=r"(A|H|B|GB|L)\d", stack="nemo-megatron-2025"),
+    StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"(A|H|B|GB|L)\d", stack="nemo-megatron"),
     StackRule(framework=r"nemo", stack="nemo-megatron"),
     StackRule(framework=r"", version=r"^MLPerf Training", gpu=r"MI\d", stack="rocm-megatron"),
 )
@@ -91,6 +92,9 @@ def _with_flags(profile: StackProfile, row: MeasuredRow) -> StackProfile:
         update["launch_blocking"] = True
     if row.overlap.collective_checks:
         update["collective_checks"] = True
+    if profile.layer_split_rule == "none" and row.num_layers % (row.pp * row.vpp):
+        # The run had some split: ends take less, as with Megatron's account_for_embedding_in_pipeline_split.
+        update["layer_split_rule"] = "balanced"
     if row.overlap.narrow_reduction:
         update["gradient_dtype"] = "bf16"
     precision = row.values.get("precision", "").lower().replace("_", "-")
@@ -109,7 +113,7 @@ def stack_of(row: MeasuredRow) -> StackProfile | str:
     for rule in STACK_RULES:
         if not re.search(rule.framework, row.framework) or not re.search(rule.version, row.version):
             continue
-        if not re.match(rule.gpu, row.gpu) or not re.search(rule.extra, row.extra, re.IGNORECASE):
+        if not re.match(rule.gpu, row.gpu, re.I) or not re.search(rule.extra, row.extra, re.IGNORECASE):
             continue
         if not re.search(rule.sharding, row.values.get("zero_stage_or_fsdp", ""), re.IGNORECASE):
             continue

@@ -20,7 +20,7 @@ CLUSTERS = (
         "h200-ndr",
     ),
     *("b200-ndr", "b300-xdr", "gb200-nvl72", "gb300-nvl72", "mi300x-roce", "mi325x-roce", "mi355x-roce"),
-    *("v100-pcie-shared-uplinks", "v100-pcie-own-uplinks"),
+    *("v100-pcie-shared-uplinks", "v100-pcie-own-uplinks", "l40s-pcie"),
 )
 MODELS = (
     *(
@@ -64,7 +64,7 @@ STACKS = (
 )
 CALIBRATIONS = (
     *("a100-sxm4-80gb", "a100-sxm4-40gb", "h100-sxm5-80gb", "h800-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb"),
-    *("b300-sxm", "gb200", "gb300", "v100-sxm2-32gb", "mi300x", "mi325x", "mi355x"),
+    *("b300-sxm", "gb200", "gb300", "v100-sxm2-32gb", "mi300x", "mi325x", "mi355x", "l40s"),
 )
 SOURCED = [
     pytest.param(path, id=f"{kind}/{name}")

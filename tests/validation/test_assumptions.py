@@ -55,3 +55,16 @@ def test_checks_of_collectives_are_listed_where_the_stack_stands_for_a_silent_so
     swept = {"framework": "nanotron", "notes": "pp engine fixed=True"}
     assert _assumed(**swept) == "collective_checks = true of nanotron-2025-multi-host"
     assert _assumed(**swept, overlap_flags="TORCH_DISTRIBUTED_DEBUG=DETAIL") == ""
+
+
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        ({"flash_attention": "maybe"}, "flash_attention = as megatron-core for 'maybe'"),
+        ({"zero_stage_or_fsdp": "7"}, "zero_stage_or_fsdp = as megatron-core for '7'"),
+        ({"gpu": "A100-SXM4-80GB"}, "gpu = A100-80GB-SXM for 'A100-SXM4-80GB'"),
+        ({"gpu": "H100-80GB-SXM", "inter_node_fabric": "pigeons"}, "inter_node_fabric = h100-ndr: "),
+    ],
+)
+def test_words_that_say_nothing_known_are_listed(cells: dict[str, str], text: str) -> None:
+    assert text in _assumed(**cells)

@@ -50,9 +50,11 @@ def test_a_plain_run() -> None:
         ({"framework": "deepspeed zero-3", "framework_version_or_date": "2021-04"}, "deepspeed-zero3"),
         ({"framework": "megatron-bridge"}, "megatron-bridge"),
         ({"framework": "nanotron"}, "nanotron"),
+        ({"framework": "gpt-neox"}, "megatron-deepspeed"),
         ({"framework": "aleph-alpha scaling (megatron-like)"}, "aleph-scaling"),
         ({"framework": "NGC PyTorch 24.09", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
         ({"framework": "NGC PyTorch 25.04", "framework_version_or_date": "MLPerf Training v5.0"}, "nemo-megatron-2025"),
+        ({"gpu": "L40S", "framework": "NeMo", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
         (
             {"gpu": "MI325X", "framework": "PyTorch", "framework_version_or_date": "MLPerf Training v5.1"},
             "rocm-megatron",
@@ -83,6 +85,13 @@ def test_rules_name_shipped_files() -> None:
         ({"gpu": "H100-80GB-SXM", "inter_node_fabric": "AWS p5, EFA"}, "h100-p5-efa"),
         ({"gpu": "H100-80GB-SXM", "gpus_per_node": "4"}, "h100-ndr (num_gpus=4, num_nics=4)"),
         ({"gpu": "GB200", "gpus_per_node": "4"}, "gb200-nvl72"),
+        ({"gpu": "h100-sxm5-80gb"}, "h100-ndr"),
+        ({"gpu": "A800-SXM4-80GB"}, "a100-80gb-hdr (link_bandwidth_bytes_per_s=2e+11)"),
+        ({"gpu": "L40S"}, "l40s-pcie"),
+        ({"gpu": "H100-80GB-SXM", "inter_node_fabric": "100 Gb/s Ethernet per node"},
+         "h100-ndr (num_nics=8, nic_bandwidth_bytes_per_s=1.5625e+09)"),
+        ({"gpu": "H100-80GB-SXM", "inter_node_fabric": "4x200Gb/s HDR per node", "gpus_per_node": "4"},
+         "h100-ndr (num_gpus=4, num_nics=4, nic_bandwidth_bytes_per_s=2.5e+10)"),
         ({"gpu": "H100-80GB-SXM", "overlap_flags": "SHARP"}, "h100-ndr (in_network_reduction=True)"),
     ],
 )  # fmt: skip
@@ -256,3 +265,15 @@ def test_nanotron_after_its_fix_checks_collectives_on_several_hosts(cells: dict[
         profile = stack_of(row(id=run, **({"framework": "nanotron", "num_gpus": "16", "dp": "4"} | cells)))
         assert not isinstance(profile, str)
         assert (profile.name, profile.collective_checks) == (stack, stack != "nanotron")
+
+
+def test_a_run_whose_layers_do_not_divide_had_some_split() -> None:
+    """Llama 3 405B: 126 layers on 16 stages of 8 chunks, one layer less at both ends (arXiv 2407.21783, 3.3.2)."""
+    cells = {"num_layers": "14", "pp": "4", "vpp": "2", "num_gpus": "16", "dp": "2", "attn_extra": "alibi"}
+    layers = mapped(**cells).chunk_layers
+    assert sum(layers) == 14
+    assert min(layers) >= 1
+
+
+def test_a_geglu_is_priced_as_a_swiglu() -> None:
+    assert mapped(activation="geglu").model == mapped(activation="swiglu").model
