@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from echo_explore.core import TraceError
-from echo_explore.graph import Axis, OpKind, Phase, RankTrace
+from echo_explore.graph import Axis, RankTrace
 from echo_explore.tracing import fake_cluster, megatron_shims
 from echo_explore.tracing.native_ddp import replicas
 from echo_explore.tracing.native_rank import no_global_shapes
@@ -28,6 +28,8 @@ from echo_explore.tracing.recorder import Recorder
 from echo_explore.tracing.script_attention import fused_attention, masks_as_on_a_gpu
 from echo_explore.tracing.script_data import loaders_on_the_host
 from echo_explore.tracing.script_meshes import meshes_with_axes
+from echo_explore.tracing.script_phases import phases_told
+from echo_explore.tracing.script_pipelines import pipelines_told
 
 _TRACER = f"{Path(__file__).parent}/"
 
@@ -104,28 +106,18 @@ def trace_step(
         if isinstance(model, torch.nn.Module):
             for name, module in model.named_modules():
                 recorder.name_module(module, name, -1)
-        with masks_as_on_a_gpu(), megatron_shims.recording(recorder), _optimizer_phase(recorder):
-            step()
+        with masks_as_on_a_gpu(), megatron_shims.recording(recorder):
+            with phases_told(recorder), pipelines_told(recorder):
+                step()
             recorder.flush()
             first = len(recorder.rows)
             recorder.host_syncs.clear()
             recorder.joins.clear()
-            step()
-    _end_with_the_optimizer(recorder, first)
+            with phases_told(recorder), pipelines_told(recorder):
+                step()
     if first == len(recorder.rows):
         raise TraceError(f"{where}: its step ran nothing on the GPU; fix: put model and inputs on device 'cuda'")
     return ordered_step(recorder, first, rank=rank, world_size=world_size)
-
-
-def _end_with_the_optimizer(recorder: Recorder, first: int) -> None:
-    """Give what follows the last backward, such as the norm of the gradients, its phase: a step does not say it."""
-    rows = recorder.rows
-    ends = [i for i in range(first, len(rows)) if rows[i].phase in (Phase.BACKWARD, Phase.RECOMPUTE)]
-    for row in rows[ends[-1] + 1 :] if ends else ():
-        row.phase = Phase.OPTIMIZER
-    waits = (row for row in rows[first:] if row.kind is OpKind.HOST_SYNC)
-    for wait, told in zip(waits, recorder.host_syncs, strict=True):
-        told["phase"] = wait.phase.name
 
 
 def _load(path: Path, where: str) -> Any:
@@ -203,21 +195,3 @@ def _unknown_values(oracles: Oracles) -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise oracles.unknown_in(error) from error
-
-
-@contextlib.contextmanager
-def _optimizer_phase(recorder: Recorder) -> Iterator[None]:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    def enter(*_: Any) -> None:
-        recorder.phase = Phase.OPTIMIZER
-
-    def leave(*_: Any) -> None:
-        recorder.phase = Phase.FORWARD
-
-    hooks = [register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -122,9 +122,19 @@ def test_every_schedule_computes_and_sends_what_its_stages_must(
     local = 1 if function in ("zero_bubble", "dual_pipe") and 3 in held else 0  # both sides of the turn
     forwards = sum(stage < last for stage in held) - local
     backwards = sum(stage > 0 for stage in held) - local
-    sends, receives = (int((graph.collective == kind).sum()) for kind in (Collective.SEND, Collective.RECV))
-    assert sends == batches * (forwards + backwards)
-    assert receives == batches * (sum(stage > 0 for stage in held) + sum(stage < last for stage in held) - 2 * local)
+    for kind, expected in (
+        (Collective.SEND, (forwards, backwards)),
+        (Collective.RECV, (sum(stage > 0 for stage in held) - local, sum(stage < last for stage in held) - local)),
+    ):
+        here = graph.collective == kind
+        found = [graph.micro_batch[here & (graph.phase == phase)].tolist() for phase in (Phase.FORWARD, Phase.BACKWARD)]
+        assert [sorted(numbers) for numbers in found] == [sorted([*range(batches)] * count) for count in expected]
+    # Also gradients of weights that are made apart, and added up outside of autograd.
+    passes = graph.phase[graph.flop > 0]
+    assert (passes == Phase.FORWARD).sum() == batches * 2 * len(held)
+    added = np.array(graph.strings)[graph.name] == "aten.add_"
+    assert set(graph.phase[added].tolist()) <= {Phase.BACKWARD}
+    assert set(graph.chunk[graph.flop > 0].tolist()) == set(range(chunks))
 
 
 def test_context_parallelism_sends_keys_and_values_round_and_runs_attention_again(service: TraceService) -> None:

@@ -35,6 +35,9 @@ def test_fsdp2_example(service: TraceService) -> None:
     assert (graph.op_class == OpClass.OPTIMIZER).sum() == 1
     assert graph.phase[graph.op_class == OpClass.OPTIMIZER].tolist() == [Phase.OPTIMIZER]
     assert "1.up" in graph.strings
+    # The root is reduced when autograd is done; gradients are clipped before the optimizer is called.
+    assert set(graph.phase[graph.collective == Collective.REDUCE_SCATTER].tolist()) == {Phase.BACKWARD}
+    assert graph.phase[graph.collective == Collective.ALL_REDUCE].tolist() == [Phase.OPTIMIZER]
 
 
 @pytest.mark.parametrize("rank", [0, 15])
