@@ -170,6 +170,8 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Any], list[ExecutionGraph]]:
         header = json.loads(text)
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
+    except SpecError:  # a ValueError too
+        raise
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
         raise _damaged(path, str(error)) from error
     if _digest(text, arrays) != arrays["digest"].tobytes().decode(errors="replace"):

@@ -156,7 +156,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "os_error": [str(path), error.strerror or f"{type(error).__name__} {error}"]}
     except Exception as error:  # whatever a framework raises: the caller gets one line, stderr the rest
         traceback.print_exc()
-        text = (str(error).strip() or "no message").splitlines()[0]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+        text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # a heading says nothing alone
         return {"id": request["id"], "error": f"the framework raised {type(error).__name__}: {text}"}
 
 

@@ -1,5 +1,6 @@
 """What is asked of a model of the transformers package: its config and how PyTorch splits it; no torch is needed."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,13 @@ PARALLELISMS = {"transformers-fsdp2": "fsdp2", "transformers-ddp": "ddp"}
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Keys of a config that say how many experts a layer has."""
+
+
+_COUNTS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "n_layer", "n_embd", "n_head", *EXPERT_COUNTS,
+)  # fmt: skip
+"""Keys of a config that transformers takes as they are: no layers, or fewer, are a model to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class TransformersJob:
         if isinstance(self.config.get("text_config"), Mapping):
             rule = "describes text and other inputs; only its text_config is a language model"
             raise SpecError("config: model_type", self.config["model_type"], rule, "give text_config as the config")
+        self._check_config()
         if self.world_size % self.tensor_parallel:
             raise SpecError(
                 "layout.tp", self.tensor_parallel, f"must divide the {self.world_size} GPUs", "change tp or --num-gpus"
@@ -65,6 +74,20 @@ class TransformersJob:
         for name in ("num_micro_batches", "micro_batch_size", "sequence_length"):
             if getattr(self, name) < 1:
                 raise SpecError(name, getattr(self, name), "must be 1 or more", "correct it")
+
+    def _check_config(self) -> None:
+        try:
+            json.dumps(self.config, allow_nan=False)
+        except ValueError:
+            raise SpecError("config", "NaN or Infinity", "is no value of a model", "correct the config") from None
+        for name in _COUNTS:
+            value = self.config.get(name)
+            if isinstance(value, bool | float | str) or (isinstance(value, int) and value < 1):
+                raise SpecError(f"config: {name}", value, "must be a whole number, 1 or more", "correct the config")
+        heads, shared = (self.config.get(name) for name in ("num_attention_heads", "num_key_value_heads"))
+        if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+            rule = f"must divide num_attention_heads = {heads}"
+            raise SpecError("config: num_key_value_heads", shared, rule, "correct one of them")
 
     def _check_experts(self) -> None:
         """DistributedConfig of transformers 5.24 makes groups of experts of whole tensor-parallel groups."""

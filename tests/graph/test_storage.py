@@ -126,8 +126,9 @@ def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "trace.npz"
     save_trace(path, trace())
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(SpecError, match="is damaged"):
+    with pytest.raises(SpecError, match="is damaged") as caught:
         load_trace(path)
+    assert str(caught.value).count("fix:") == 1
 
 
 def test_another_kind_is_refused(tmp_path: Path) -> None:

@@ -250,11 +250,20 @@ def test_a_vocabulary_that_does_not_divide_is_split_unevenly(service: TraceServi
         ({"recompute": "selective"}, "recompute = 'selective'"),
         ({"precision": "fp8"}, "precision = 'fp8'"),
         ({"config": {}}, "model_type"),
+        ({"config": CONFIGS["llama"] | {"num_hidden_layers": 0}}, "config: num_hidden_layers = 0: must be a whole"),
+        ({"config": CONFIGS["llama"] | {"num_hidden_layers": "2"}}, "config: num_hidden_layers = '2': must be a whole"),
+        ({"config": CONFIGS["llama"] | {"num_attention_heads": 8, "num_key_value_heads": 3}}, "must divide num_att"),
+        ({"config": CONFIGS["llama"] | {"rms_norm_eps": float("nan")}}, "config = 'NaN or Infinity'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(service: TraceService, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         step(service, "llama", **changes)
+
+
+def test_a_heading_of_the_framework_comes_with_what_it_heads(service: TraceService) -> None:
+    with pytest.raises(TraceError, match=r"Validation error for field .rope_parameters.: .+"):
+        step(service, "llama", config=CONFIGS["llama"] | {"rope_scaling": "yes"})
 
 
 @pytest.mark.parametrize(
