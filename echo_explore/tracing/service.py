@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 300.0  # imports on a loaded machine, and one compilation
 _TAIL_BYTES = 2000
+_MOST_RANKS = 2**20  # groups list their ranks; the largest training cluster known has some 10^5 GPUs (2026-12)
 
 
 class _Ended(TraceError):
@@ -148,10 +149,12 @@ class TraceService:
         Raises:
             TraceError: the script raised (its traceback is the error's note), or can't be traced.
             MissingExtra: torch is not installed.
-            SpecError: there is no such rank.
+            SpecError: there is no such rank, or more ranks than any cluster has.
         """
         if not 0 <= rank < world_size:
             raise SpecError("rank", rank, f"must be 0 to {world_size - 1}", "choose a rank of the world")
+        if world_size > _MOST_RANKS:
+            raise SpecError("world", world_size, f"must be at most {_MOST_RANKS:,}", "give a smaller world")
         with _temporary_folder() as folder:
             path = folder / "step.npz"
             arguments = {"script": str(script.absolute()), "function": function, "path": str(path)}

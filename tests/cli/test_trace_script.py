@@ -71,6 +71,7 @@ def test_an_unknown_wait_of_the_host_names_its_line_and_the_oracle_to_add(cli: C
         (["mine.py", "--world", "8"], "script = 'mine.py': must be FILE.py:function"),
         (["no.py:build", "--world", "8"], "script = 'no.py': does not exist"),
         ([f"{EXAMPLE}:build"], "world = '(missing)': must be 1 or more"),
+        ([f"{EXAMPLE}:build", "--world", "1000000000"], "world = 1000000000: must be at most 1,048,576"),
         ([f"{EXAMPLE}:build", "--world", "8", "--model", "gpt3-175b"], "model = 'gpt3-175b': says nothing beside"),
         ([f"{EXAMPLE}:build", "--world", "8", "--recompute", "full"], "recompute = 'full': says nothing beside"),
         ([f"{EXAMPLE}:build", "--world", "8", "--framework", "ddp"], "framework = 'ddp': says nothing beside"),
