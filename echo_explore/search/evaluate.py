@@ -147,8 +147,11 @@ class SimulatorEvaluator:
     @contextlib.contextmanager
     def _compile_once(self) -> Iterator[None]:
         """On a machine where nothing is compiled yet, let one process compile while the others wait for its cache."""
+        if self._is_compiled:
+            yield
+            return
         folder = kernel_cache_folder()
-        if self._is_compiled or (folder / _COMPILED).exists():
+        if (folder / _COMPILED).exists():
             self._is_compiled = True
             yield
             return

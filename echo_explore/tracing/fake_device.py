@@ -319,6 +319,8 @@ def install(num_devices: int = 8) -> None:
     torch.tensor = _unpinned(torch.tensor)
     mode: Any = fake_tensor.FakeTensorMode
     mode.avoid_device_init = property(lambda self: True)  # torch.tensor(..., device="cuda") must not touch a device
+    dispatch = mode.__torch_dispatch__  # nothing is compiled here, so that nothing is to be kept from compiling it
+    mode.__torch_dispatch__ = getattr(dispatch, "__wrapped__", dispatch)
     accelerator: Any = torch.accelerator
     accelerator.is_available = lambda: False
     accelerator.synchronize = _nothing

@@ -59,7 +59,7 @@ def trace_script(path: Path, function: str, *, world_size: int, rank: int) -> Ra
         return made()
 
     fake_cluster.start(rank, world_size)
-    with _environment(path, rank, world_size), _raising(where, path, rank, world_size):
+    with _environment(path, rank, world_size), _own_modules(path.parent), _raising(where, path, rank, world_size):
         return trace_step(build, where=where, world_size=world_size, rank=rank, oracles=oracles)
 
 
@@ -156,6 +156,20 @@ def _environment(path: Path, rank: int, world_size: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _own_modules(folder: Path) -> Iterator[None]:
+    """Forget the modules that the script imports from its folder: the next one may have others of the same names."""
+    before = set(sys.modules)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(folder) and "site-packages" not in Path(file).parts:
+                del sys.modules[name]
 
 
 @contextlib.contextmanager

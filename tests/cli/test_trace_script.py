@@ -8,10 +8,16 @@ import pytest
 
 from echo_explore.graph import OpClass, load_graph
 from tests.cli.support import Cli
+from tests.shared_service import SharedService, lend
 
 pytestmark = pytest.mark.torch
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_step.py"
 ROOT = ["trace", "--script"]
+
+
+@pytest.fixture(autouse=True)
+def _one_tracing_process(service: SharedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    lend(service, monkeypatch)
 
 
 def test_the_graph_of_a_script_is_written(cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,14 +33,46 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def folder_of_a_new_process() -> Path:
+    jit_module._folder.cache_clear()
+    return kernel_cache_folder()
+
+
 def test_the_folder_changes_with_any_source(package: Path) -> None:
-    first = kernel_cache_folder()
-    assert kernel_cache_folder() == first
+    first = folder_of_a_new_process()
+    assert folder_of_a_new_process() == first
     (package / "timeline/engine.py").write_text("two")
-    second = kernel_cache_folder()
+    second = folder_of_a_new_process()
     (package / "core").mkdir()
     (package / "core/helper.py").write_text("")  # a helper in another file, which numba itself would miss
-    assert len({first, second, kernel_cache_folder()}) == 3
+    assert len({first, second, folder_of_a_new_process()}) == 3
+
+
+def test_sources_are_read_once_in_a_process(package: Path) -> None:
+    first = kernel_cache_folder()
+    (package / "timeline/engine.py").unlink()
+    assert kernel_cache_folder() == first
+
+
+def test_folders_of_old_versions_go(package: Path) -> None:
+    folders = []
+    for version in range(12):
+        (package / "timeline/engine.py").write_text(str(version))
+        folders.append(folder_of_a_new_process())
+    assert all(folder.is_dir() for folder in folders)  # all were used today
+    other = folders[0].parent / "guard"
+    other.mkdir()
+    for age, folder in enumerate([*reversed(folders), other]):
+        days_ago = folder.stat().st_mtime - 86400.0 * (2 + age)
+        os.utime(folder, (days_ago, days_ago))
+    (package / "timeline/engine.py").write_text("0")
+    used = folder_of_a_new_process()
+    assert used == folders[0]
+    assert all(folder.is_dir() for folder in folders)  # only a new version makes room
+    (package / "timeline/engine.py").write_text("new")
+    kept = {folder_of_a_new_process(), used, *folders[-6:]}
+    assert set(used.parent.glob("numba-*")) == kept
+    assert other.is_dir()
 
 
 def test_the_folder_is_private(package: Path, tmp_path: Path) -> None:
@@ -49,9 +82,11 @@ def test_the_folder_is_private(package: Path, tmp_path: Path) -> None:
     assert folder.stat().st_uid == os.getuid()
 
 
-def test_another_folder_where_the_first_cannot_be_made(package: Path, tmp_path: Path) -> None:
+def test_another_folder_where_the_first_cannot_be_made(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "cache").write_text("a file where the folder should be")
     folder = kernel_cache_folder()
     assert folder.is_dir()
-    assert not folder.is_relative_to(tmp_path / "cache")
-    folder.rmdir()
+    assert folder.is_relative_to(tmp_path / "temporary")

@@ -1,7 +1,5 @@
 """Activations of real traces against published tables."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from echo_explore.memory import memory_profile
@@ -18,12 +16,6 @@ PUBLISHED = (  # model, layout, micro_batch_size, global_batch_size, GiB without
 )
 """Korthikanti et al., arXiv 2205.05198 (2022), equations 2, 4 and 6 on its table 3: what layers save on the first
 stage, its interleaving included; the embedding is left out there."""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TraceService]:
-    with TraceService() as running:
-        yield running
 
 
 @pytest.mark.parametrize(("model", "layout", "micro_batch", "global_batch", "none_gib", "selective_gib"), PUBLISHED)

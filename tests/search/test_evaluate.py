@@ -14,6 +14,7 @@ from echo_explore.search.ports import PARTS_OF_COMPUTE
 from echo_explore.search.run import SearchOptions, run_search
 from echo_explore.search.space import ResolvedSpace, enumerate_points
 from tests.search.support import resolved, write_space
+from tests.shared_service import SharedService, lend
 
 pytestmark = pytest.mark.torch
 
@@ -48,11 +49,13 @@ def factory(space: ResolvedSpace) -> SimulatorFactory:
 
 
 @pytest.fixture(scope="module")
-def evaluator(factory: SimulatorFactory) -> Iterator[SimulatorEvaluator]:
-    made = factory.build(factory.shared())
-    assert isinstance(made, SimulatorEvaluator)
-    yield made
-    made.close()
+def evaluator(factory: SimulatorFactory, service: SharedService) -> Iterator[SimulatorEvaluator]:
+    with pytest.MonkeyPatch.context() as patch:
+        lend(service, patch)
+        made = factory.build(factory.shared())
+        assert isinstance(made, SimulatorEvaluator)
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Our legal points against megatron-core itself, asked in the tracing child."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,12 +22,6 @@ STEPS: dict[str, tuple[int, ...]] = {
     "micro_batch_size": (2, 3, 4, 5, 6, 8, 16, 64),
 }
 """Values that one choice of a legal point is changed to."""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TraceService]:
-    with TraceService() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

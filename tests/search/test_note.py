@@ -65,17 +65,21 @@ def test_layouts_as_megatron_writes_them(layers: tuple[int, ...], text: str) -> 
 READ = """
 import json, sys
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
-made = PipelineParallelLayerLayout(sys.argv[1], int(sys.argv[2]))
-made.validate_layer_layout(int(sys.argv[3]), None)
-print(json.dumps([[[t.name for t in chunk] for chunk in stage] for stage in made.layout]))
+found = []
+for text, num_stages, num_layers in json.loads(sys.argv[1]):
+    made = PipelineParallelLayerLayout(text, num_stages)
+    made.validate_layer_layout(num_layers, None)
+    found.append([[[t.name for t in chunk] for chunk in stage] for stage in made.layout])
+print(json.dumps(found))
 """
+LAYOUTS = (((2, 3, 3, 2), 4), ((2, 3, 3, 2), 2), ((0, 4, 4, 1), 4))
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("layers", "num_stages"), [((2, 3, 3, 2), 4), ((2, 3, 3, 2), 2), ((0, 4, 4, 1), 4)])
-def test_megatron_reads_them_so(layers: tuple[int, ...], num_stages: int) -> None:
-    command = [sys.executable, "-c", READ, pipeline_layout(layers), str(num_stages), str(sum(layers))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    stages = json.loads(done.stdout.splitlines()[-1])
-    for chunk, count in enumerate(layers):
-        assert stages[chunk % num_stages][chunk // num_stages].count("decoder") == count
+def test_megatron_reads_them_so() -> None:
+    asked = [(pipeline_layout(layers), num_stages, sum(layers)) for layers, num_stages in LAYOUTS]
+    done = subprocess.run([sys.executable, "-c", READ, json.dumps(asked)], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    for (layers, num_stages), stages in zip(LAYOUTS, found, strict=True):
+        for chunk, count in enumerate(layers):
+            assert stages[chunk % num_stages][chunk // num_stages].count("decoder") == count

@@ -1,7 +1,6 @@
 """The order of every stage equals what megatron-core's own schedule functions do when they run."""
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,12 +13,6 @@ pytestmark = [
 ]
 
 SHAPES = [(1, 1, 3), (2, 1, 1), (4, 1, 2), (4, 1, 9), (2, 2, 2), (2, 2, 6), (3, 2, 6), (4, 2, 8), (4, 3, 4)]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TraceService]:
-    with TraceService() as running:
-        yield running
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

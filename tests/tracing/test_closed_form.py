@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from echo_explore.graph import Axis, Collective, ExecutionGraph
 from echo_explore.specs.model import MoeSpec
 from echo_explore.tracing import TraceService
+from tests.examples import examples
 from tests.tracing.models import LLAMA, request
 from tests.tracing.test_folding import rank_request
 
@@ -191,12 +192,12 @@ def check(service: TraceService, job: Job) -> None:
 
 
 @given(job=jobs())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_communication_of_random_layouts(service: TraceService, job: Job) -> None:
     check(service, job)
 
 
 @given(job=jobs(mixtures=True))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_communication_of_random_layouts_of_mixtures(service: TraceService, job: Job) -> None:
     check(service, job)

@@ -63,6 +63,20 @@ def script(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def test_the_next_script_has_helpers_of_its_own(service: TraceService, tmp_path: Path) -> None:
+    products = []
+    for name, count in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        path = script(tmp_path / name, "import torch, helper\n\ndef build():\n    return helper.step\n")
+        work = "    x @ x\n" * count
+        (path.parent / "helper.py").write_text(
+            f"import torch\n\ndef step():\n    x = torch.ones(8, 8, device='cuda')\n{work}", encoding="utf-8"
+        )
+        graph = service.trace_script(path, "build", world_size=8, rank=0)
+        products.append(int((graph.op_class == OpClass.GEMM).sum()))
+    assert products == [1, 2]
+
+
 def test_a_raising_script_shows_its_traceback_and_its_rank(service: TraceService, tmp_path: Path) -> None:
     path = script(tmp_path, "def build():\n    raise ValueError('boom')\n")
     with pytest.raises(TraceError, match=r"mine\.py:build: raised ValueError as rank 3 of 8; fix") as error:

@@ -16,53 +16,46 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 
 COMPARE = """
-import warnings
+import importlib.metadata, inspect, json, warnings
 warnings.simplefilter("ignore")
-import importlib.metadata
 from echo_explore.tracing import upstream
-versions = {p.package: importlib.metadata.version(p.package).partition("+")[0] for p in upstream.patched()}
-upstream.check_versions(versions)
-for known in upstream.of_installed(versions):
-    if message := upstream.moved(known):
-        print(message)
-"""
-ALTERED = f"""
-import inspect, json, operator
-from echo_explore.tracing import upstream
+
+def messages():
+    versions = {p.package: importlib.metadata.version(p.package).partition("+")[0] for p in upstream.patched()}
+    upstream.check_versions(versions)
+    found = [(known.target, upstream.moved(known)) for known in upstream.of_installed(versions)]
+    return {target: message for target, message in found if message}
+
+as_it_is = messages()
 source, doc, schema = inspect.getsource, upstream._doc, upstream._schema
 inspect.getsource = lambda value: source(value) + "# changed"
 upstream._doc = lambda value: doc(value) + "changed"
 upstream._schema = lambda value: schema(value) and schema(value) + "changed"
-found = {{}}
-print = lambda message: found.setdefault(message.split()[0], message)
-{COMPARE}
-import builtins
-builtins.print(json.dumps(found))
+print(json.dumps([as_it_is, messages()]))
 """
-
-
-def run(code: str) -> str:
-    """In a process of its own: nothing is patched there."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    return done.stdout
-
-
-def test_patched_functions_are_what_they_were() -> None:
-    moved = run(COMPARE)
-    assert moved == "", moved
+Messages = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def messages() -> dict[str, str]:
-    """What is said of every function where each is not what it was."""
-    said: dict[str, str] = json.loads(run(ALTERED))
-    return said
+def compared() -> tuple[Messages, Messages]:
+    """What is said of functions by target: as they are, and where each is not what it was.
+
+    From a process of its own: nothing is patched there.
+    """
+    command = [sys.executable, "-c", COMPARE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    as_it_is, altered = json.loads(done.stdout.splitlines()[-1])
+    return as_it_is, altered
+
+
+def test_patched_functions_are_what_they_were(compared: tuple[Messages, Messages]) -> None:
+    assert compared[0] == {}
 
 
 @pytest.mark.parametrize("target", sorted({known.target for known in upstream.patched()}))
-def test_another_source_is_noticed(messages: dict[str, str], target: str) -> None:
+def test_another_source_is_noticed(compared: tuple[Messages, Messages], target: str) -> None:
     known = next(known for known in upstream.patched() if known.target == target)
-    message = messages[target]
+    message = compared[1][target]
     assert f"of {known.package} is not what echo_explore/tracing/{known.where}.py was written for (version" in message
     assert "read its source, adapt the patch, then change the digest in upstream.toml" in message
     assert (ROOT / "echo_explore" / "tracing" / f"{known.where}.py").is_file()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from echo_explore.simulate import default_simulator
-from echo_explore.tracing import CachedTracer
+from echo_explore.tracing import CachedTracer, TraceService
 from echo_explore.validation import validate_steps
 
 pytestmark = pytest.mark.torch
@@ -14,11 +14,9 @@ MEAN_ERROR = 0.0505  # mean absolute error of the runs at MODEL_VERSION 4, 2026-
 ALLOWED = 1.1
 
 
-def test_published_steps_are_predicted_as_well_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECHO_EXPLORE_HOME", str(tmp_path / "home"))
-    with CachedTracer() as tracer:
-        simulator = default_simulator(tracer=tracer, allow_fallback=True)
-        scores = validate_steps(FIGURES, tmp_path / "predicted.csv", simulator.predict)
+def test_published_steps_are_predicted_as_well_as_before(tmp_path: Path, service: TraceService) -> None:
+    simulator = default_simulator(tracer=CachedTracer(tmp_path / "traces", service=service), allow_fallback=True)
+    scores = validate_steps(FIGURES, tmp_path / "predicted.csv", simulator.predict)
     assert scores.coverage == 1.0, (tmp_path / "predicted.csv").read_text()
     assert scores.pooled_mean is not None
     assert scores.pooled_mean <= ALLOWED * MEAN_ERROR
