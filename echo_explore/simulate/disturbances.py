@@ -75,7 +75,7 @@ def slow_ranks(text: str, value: str) -> SlowRanks:
         stage, factor, count = _three(part)
         number = _number(factor)
         if not stage.isdecimal() or not 1.0 <= number <= LARGEST_FACTOR:
-            rule = f"needs STAGE:FACTOR with a factor from 1 to {LARGEST_FACTOR:g}"
+            rule = f"needs STAGE:FACTOR or STAGE:FACTOR:REPLICAS with a factor from 1 to {LARGEST_FACTOR:g}"
             raise SpecError("what-if", text, rule, "write slow_rank=3:1.2")
         if int(stage) in everywhere or (part.count(":") < 2 and int(stage) in [slow.stage for slow in replicas]):
             raise SpecError("what-if", text, f"stage {stage} is given twice", "give each stage once")
@@ -116,9 +116,24 @@ def other_gpus(text: str, value: str) -> tuple[OtherGpus, ...]:
     for part in value.split(","):
         cluster, _, count = (word.strip() for word in part.rpartition(":"))
         some = _count(text, count if cluster else "", "mixed_gpu=a100-80gb-hdr:2")
-        load_cluster(cluster)
+        known_cluster(text, cluster)
         found.append(OtherGpus(num_replicas=some, cluster=cluster))
     return tuple(found)
+
+
+def known_cluster(text: str, name: str) -> str:
+    """The name of a cluster; `text` is what was given, for messages.
+
+    Raises:
+        SpecError: there is no such cluster, or its file is wrong.
+    """
+    try:
+        load_cluster(name)
+    except SpecError as error:
+        if error.field != "cluster":
+            raise
+        raise SpecError("what-if", text, f"{name!r} {error.rule}", error.fix) from error
+    return name
 
 
 def jitter(text: str, value: str) -> tuple[float, int]:

@@ -16,14 +16,25 @@ from echo_explore.core import SpecError
 from echo_explore.core.hashing import content_hash, finite_or_none
 from echo_explore.core.versions import GRAPH_SCHEMA, MODEL_VERSION, PACKAGE_VERSION, TRACER_VERSION
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, RankTrace, TimedGraph, build_graph
+from echo_explore.simulate.hardware import other_cluster
 from echo_explore.simulate.jobs import held_back
+from echo_explore.simulate.no_effect import JobUnder, without_effect
 from echo_explore.simulate.prediction import INTERVAL_LEVEL, UNSEEN_SIGMA_LOG, interval
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.simulator import DEFAULT_OPTIONS, Scaled, SimulationOptions, Simulator
 from echo_explore.simulate.slowest import at_the_slowest_pace
+from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import ClusterSpec, ParallelConfig, Placement, StackProfile
 from echo_explore.specs.placement import DEFAULT_PLACEMENT
-from echo_explore.timeline import ChunkJob, PipelineJob, StageJob, StepTimeline, simulate_step, write_perfetto
+from echo_explore.timeline import (
+    ChunkJob,
+    PipelineJob,
+    StageJob,
+    StepTimeline,
+    perfectly_overlapped,
+    simulate_step,
+    write_perfetto,
+)
 from echo_explore.topology import GroupShape, shape_of_ranks
 
 
@@ -122,8 +133,9 @@ def predict_trace(
         MissingCalibration: the device has no coefficients.
     """
     start = time.perf_counter()
+    given, cluster = cluster, other_cluster(cluster, options.what_if.factors, options.what_if.gpu)
     run = graph_timeline(
-        trace, cluster=cluster, stack=stack, simulator=simulator, options=options, record_spans=timeline is not None
+        trace, cluster=given, stack=stack, simulator=simulator, options=options, record_spans=timeline is not None
     )
     warnings = run.warnings
     if timeline is not None:
@@ -163,29 +175,53 @@ def graph_timeline(
     """The priced rows of a traced step and its timeline; see `predict_trace`."""
     start = time.perf_counter()
     _check(trace, cluster)
-    warnings: list[str] = []
-    graph = _placed(_in_rates_of(trace.graph, cluster), warnings)
-    pairing = simulator.interference.pairing(cluster.device)
-    site = GraphSite(cluster=cluster, stack=stack, layout=ParallelConfig(data_parallel=trace.world_size))
-    pricer = Pricer(
-        site, compute=simulator.compute, collective=simulator.collective, what_if=options.what_if, pairing=pairing
-    )
-    timed = pricer.price(graph, shapes=_shapes(trace, cluster))
-    priced = time.perf_counter()
     if options.what_if.disturbed:
         rule = "the ranks of a traced program are one class"
         fix = "leave numbers of replicas, broken_link and mixed_gpu out"
-        raise SpecError("what-if", f"{len(options.what_if.disturbed)} sets of replicas", rule, fix)
-    job = _job(timed, stack.on_host(cluster.node), trace.world_size, host_factor=options.what_if.host_factor)
-    job = at_the_slowest_pace(job, cluster.device.clock_spread_fraction, options.what_if.straggler_factor)
+        raise SpecError("what-if", options.what_if.texts_of("slow_rank", "broken_link", "mixed_gpu"), rule, fix)
+    warnings: list[str] = []
+
+    def under(what_if: WhatIf) -> JobUnder:
+        other = _priced(trace, cluster, stack, simulator, what_if, [])
+        return JobUnder(job=other.job, interference=other.interference)
+
+    run = _priced(trace, cluster, stack, simulator, options.what_if, warnings)
+    priced = time.perf_counter()
     step = simulate_step(
-        held_back(job, options.what_if),
-        interference=Scaled(pairing, options.what_if.interference_factor),
-        fidelity="kernel",
-        fold=not record_spans,
-        record_spans=record_spans,
+        run.job, interference=run.interference, fidelity="kernel", fold=not record_spans, record_spans=record_spans
     )
-    return GraphTimeline(timed=timed, step=step, warnings=(*warnings, *pricer.extrapolated), price_s=priced - start)
+    warnings += without_effect(options.what_if, JobUnder(job=run.job, interference=run.interference), under)
+    return GraphTimeline(timed=run.timed, step=step, warnings=tuple(dict.fromkeys(warnings)), price_s=priced - start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Priced:
+    timed: TimedGraph
+    job: PipelineJob
+    interference: Scaled
+
+
+def _priced(
+    trace: RankTrace,
+    cluster: ClusterSpec,
+    stack: StackProfile,
+    simulator: Simulator,
+    what_if: WhatIf,
+    warnings: list[str],
+) -> _Priced:
+    """The step under a what-if; adds to the warnings."""
+    cluster = other_cluster(cluster, what_if.factors, what_if.gpu)
+    graph = _placed(_in_rates_of(trace.graph, cluster), warnings)
+    pairing = simulator.interference.pairing(cluster.device)
+    site = GraphSite(cluster=cluster, stack=stack, layout=ParallelConfig(data_parallel=trace.world_size))
+    pricer = Pricer(site, compute=simulator.compute, collective=simulator.collective, what_if=what_if, pairing=pairing)
+    timed = pricer.price(graph, shapes=_shapes(trace, cluster))
+    job = _job(timed, stack.on_host(cluster.node), trace.world_size, host_factor=what_if.host_factor)
+    job = held_back(at_the_slowest_pace(job, cluster.device.clock_spread_fraction, what_if.straggler_factor), what_if)
+    if what_if.perfect_overlap:
+        job = perfectly_overlapped(job)
+    warnings += pricer.extrapolated
+    return _Priced(timed=timed, job=job, interference=Scaled(pairing, what_if.interference_factor))
 
 
 def _check(trace: RankTrace, cluster: ClusterSpec) -> None:

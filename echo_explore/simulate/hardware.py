@@ -33,13 +33,18 @@ def on_other_hardware(candidate: Candidate, factors: Mapping[str, float], gpu: s
     Raises:
         SpecError: there is no such cluster.
     """
-    cluster = candidate.cluster
+    cluster = other_cluster(candidate.cluster, factors, gpu)
+    return candidate if cluster is candidate.cluster else replace(candidate, cluster=cluster)
+
+
+def other_cluster(cluster: ClusterSpec, factors: Mapping[str, float], gpu: str) -> ClusterSpec:
+    """The cluster with its figures multiplied, and with the GPU of another cluster; see `on_other_hardware`."""
     if gpu:
         cluster = cluster.model_copy(update={"device": load_cluster(gpu).device})
     for name in HARDWARE:
         if name in factors:
             cluster = _scaled(cluster, _FIGURES[name], factors[name])
-    return candidate if cluster is candidate.cluster else replace(candidate, cluster=cluster)
+    return cluster
 
 
 def beside_other_gpu(candidate: Candidate, factors: Mapping[str, float], gpu: str) -> Candidate:

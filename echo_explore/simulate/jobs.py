@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from echo_explore.core import SpecError
 from echo_explore.graph import Axis, Trace
 from echo_explore.simulate.expert_loads import ExpertLoads
 from echo_explore.simulate.fused_experts import with_fused_experts
@@ -47,8 +48,13 @@ def held_back(job: PipelineJob, what_if: WhatIf) -> PipelineJob:
     Raises:
         SpecError: a slow rank in a stage that the job does not have.
     """
+    last = max((stage for stage, _ in what_if.slow_ranks), default=0)
+    if last >= len(job.stages):
+        rule = f"the job has stages 0..{len(job.stages) - 1}"
+        raise SpecError("what-if", what_if.texts_of("slow_rank"), rule, "name one of them")
     job = with_slow_ranks(job, dict(what_if.slow_ranks))
-    return replace(job, jitter_sigma_log=what_if.jitter_sigma_log, jitter_seed=what_if.jitter_seed)
+    seed = what_if.jitter_seed if what_if.jitter_sigma_log > 0 else 0
+    return replace(job, jitter_sigma_log=what_if.jitter_sigma_log, jitter_seed=seed)
 
 
 def disturbed(

@@ -20,6 +20,7 @@ from echo_explore.simulate.expert_loads import ExpertLoads, expert_loads
 from echo_explore.simulate.hardware import beside_other_gpu, on_other_hardware
 from echo_explore.simulate.jobs import build_job, disturbed
 from echo_explore.simulate.layer_bound import LayerProducts, layer_products
+from echo_explore.simulate.no_effect import JobUnder, without_effect
 from echo_explore.simulate.ports import CollectiveModel, ComputeModel, InterferenceModel, Tracer
 from echo_explore.simulate.prediction import UNSEEN_SIGMA_LOG, Prediction
 from echo_explore.simulate.pricing import UNPAIRED, Pricer
@@ -96,19 +97,20 @@ class Simulator:
             TraceError, MissingExtra: the program could not be traced.
             MissingCalibration: the device has no coefficients.
         """
-        candidate = _with_hardware(candidate, options.what_if)
+        given, candidate = candidate, _with_hardware(candidate, options.what_if)
         self._check_calibrated(candidate)
         start = time.perf_counter()
         trace = self.tracer.trace(request_of(candidate))
         traced = time.perf_counter()
         pairing = self.interference.pairing(candidate.cluster.device)
-        pricer = self._pricer(candidate, options, pairing)
+        pricer = self._pricer(candidate, options.what_if, pairing)
         job = self._job(candidate, trace, pricer, options.what_if)
+        interference = Scaled(pairing, options.what_if.interference_factor)
         memory = self._tightest_memory(candidate, trace, options.what_if)
         priced = time.perf_counter()
         step = simulate_step(
             job,
-            interference=Scaled(pairing, options.what_if.interference_factor),
+            interference=interference,
             fidelity=options.fidelity,
             fold=options.fold,
             record_spans=timeline is not None,
@@ -125,6 +127,9 @@ class Simulator:
         elapsed = {"trace_s": traced - start, "price_s": priced - traced, "simulate_s": end - priced}
         warnings = (*pricer.extrapolated, *length_warnings(candidate), *memory_warnings(memory))
         warnings += written.warnings if written else ()
+        warnings += without_effect(
+            options.what_if, JobUnder(job=job, interference=interference), lambda other: self._under(given, other)
+        )
         return self._summary(candidate, trace, job, step, memory, options, elapsed, warnings)
 
     def _check_calibrated(self, candidate: Candidate) -> None:
@@ -142,18 +147,19 @@ class Simulator:
         Raises:
             TraceError, MissingExtra, MissingCalibration: see `predict`.
         """
-        candidate = _with_hardware(candidate, options.what_if)
-        self._check_calibrated(candidate)
-        pairing = self.interference.pairing(candidate.cluster.device)
-        pricer = self._pricer(candidate, options, pairing)
-        job = self._job(candidate, self.tracer.trace(request_of(candidate)), pricer, options.what_if)
+        self._check_calibrated(_with_hardware(candidate, options.what_if))
+        under = self._under(candidate, options.what_if)
         return simulate_step(
-            job,
-            interference=Scaled(pairing, options.what_if.interference_factor),
-            fidelity=options.fidelity,
-            fold=options.fold,
-            record_spans=True,
+            under.job, interference=under.interference, fidelity=options.fidelity, fold=options.fold, record_spans=True
         )
+
+    def _under(self, candidate: Candidate, what_if: WhatIf) -> JobUnder:
+        """The job and its slowdowns under a what-if."""
+        candidate = _with_hardware(candidate, what_if)
+        pairing = self.interference.pairing(candidate.cluster.device)
+        pricer = self._pricer(candidate, what_if, pairing)
+        job = self._job(candidate, self.tracer.trace(request_of(candidate)), pricer, what_if)
+        return JobUnder(job=job, interference=Scaled(pairing, what_if.interference_factor))
 
     def _job(self, candidate: Candidate, trace: Trace, pricer: Pricer, what_if: WhatIf) -> PipelineJob:
         """The job of the candidate as a what-if disturbs it.
@@ -192,12 +198,12 @@ class Simulator:
             profiles.append(memory_profile(candidate=other, trace=self.tracer.trace(request_of(other))))
         return max(profiles, key=lambda profile: profile.peak_bytes / profile.capacity_bytes)
 
-    def _pricer(self, candidate: Candidate, options: SimulationOptions, pairing: Pairing) -> Pricer:
+    def _pricer(self, candidate: Candidate, what_if: WhatIf, pairing: Pairing) -> Pricer:
         return Pricer(
             candidate,
             compute=self.compute,
             collective=self.collective,
-            what_if=options.what_if,
+            what_if=what_if,
             pairing=pairing,
         )
 
@@ -206,7 +212,7 @@ class Simulator:
         key = _layer_key(candidate)
         known = self._products.get(key)
         if known is None:
-            pricer = self._pricer(candidate, DEFAULT_OPTIONS, UNPAIRED)
+            pricer = self._pricer(candidate, WhatIf(), UNPAIRED)
             known = candidate, layer_products(candidate, pricer)  # the candidate keeps what the key names by id
             self._products.keep(key, known)
         return lower_bounds(candidate, known[1])

@@ -45,8 +45,9 @@ def with_disturbed_replicas(
     num_replicas = layout.data_parallel
     wanted = sum(item.num_replicas for item in what_if.disturbed)
     if wanted > num_replicas:
-        rule = f"the job has {num_replicas} data-parallel replicas (dp={num_replicas})"
-        raise SpecError("what-if", f"{wanted} replicas", rule, "name fewer, or raise dp")
+        rule = f"disturbs {wanted} data-parallel replicas (the last numbers), but the job has {num_replicas}"
+        fix = f"name {num_replicas} at most, or raise dp"
+        raise SpecError("what-if", what_if.texts_of("slow_rank", "broken_link", "mixed_gpu"), rule, fix)
     kinds = [
         ReplicaKind(label=_load_label(loads, number), stages=job.stages, is_usual=True)
         for number, job in enumerate(jobs)
@@ -90,7 +91,7 @@ def _kinds(
         num_stages = len(jobs[0].stages)
         if item.stage >= num_stages:
             rule = f"the job has stages 0..{num_stages - 1}"
-            raise SpecError("slow_rank", item.stage, rule, "name one of them")
+            raise SpecError("what-if", what_if.texts_of("slow_rank"), rule, "name one of them")
         label, stages = "slow replica", [slowed_kernels(job.stages, {item.stage: item.factor}) for job in jobs]
     else:
         axes = [axis for name in item.names for axis in AXES[name]]

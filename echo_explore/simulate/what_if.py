@@ -14,11 +14,11 @@ from echo_explore.simulate.disturbances import (
     SlowRanks,
     broken_links,
     jitter,
+    known_cluster,
     other_gpus,
     slow_ranks,
 )
 from echo_explore.simulate.hardware import HARDWARE
-from echo_explore.specs import load_cluster
 
 _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class != OpClass.NONE}
 TIMES = ("compute", "communication", "host", "interference", "stragglers", *AXES, *_CLASSES)
@@ -45,6 +45,7 @@ class WhatIf:
             (`broken_link=data:4:1`), on other GPUs (`mixed_gpu=a100-80gb-hdr:2`).
         jitter_sigma_log: passes that take longer by chance, see `PipelineJob` (`jitter=0.05`, `jitter=0.05:SEED`).
         jitter_seed: of the draws.
+        given: the texts that say so.
     """  # noqa: D205
 
     factors: dict[str, float] = field(default_factory=dict)
@@ -54,6 +55,12 @@ class WhatIf:
     disturbed: tuple[Disturbed, ...] = ()
     jitter_sigma_log: float = 0.0
     jitter_seed: int = 0
+    given: tuple[str, ...] = ()
+
+    def texts_of(self, *names: str) -> str:
+        """What was given for these names; the names themselves if nothing was."""
+        texts = [text for text in self.given if text.partition("=")[0].strip() in names]
+        return ", ".join(texts or names)
 
     def kernel_factor(self, op_class: OpClass) -> float:
         """Factor on kernels of that class."""
@@ -102,8 +109,7 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
             raise SpecError("what-if", text, f"{name} is given twice", "give each name once")
         given.add(name)
         if name == "gpu":
-            gpu = value
-            load_cluster(value)
+            gpu = known_cluster(text, value)
             continue
         if name == "overlap":
             if value != "perfect":
@@ -127,8 +133,10 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
             factor = math.nan
         is_rate = name in HARDWARE and "latency" not in name
         if not (LEAST_FACTOR <= factor <= LARGEST_FACTOR or (factor == 0.0 and not is_rate)):
-            rule = f"the value must be a number from {LEAST_FACTOR:g} to {LARGEST_FACTOR:g}"
-            raise SpecError("what-if", text, rule if is_rate else f"{rule}, or 0", f"write {name}={_EXAMPLE[is_rate]}")
+            words = [f"{word} (0)" for other, word in _WORDS if other == name]
+            others = "" if is_rate else "".join(f", or {word}" for word in words or ["0"])
+            rule = f"the value must be a number from {LEAST_FACTOR:g} to {LARGEST_FACTOR:g}{others}"
+            raise SpecError("what-if", text, rule, f"write {name}={_EXAMPLE[is_rate]}")
         factors[name] = factor
     return WhatIf(
         factors=factors,
@@ -138,4 +146,5 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
         disturbed=tuple(disturbed),
         jitter_sigma_log=sigma,
         jitter_seed=seed,
+        given=tuple(texts),
     )

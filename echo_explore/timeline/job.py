@@ -1,7 +1,7 @@
 """What the timeline simulates: a rank class per stage and kind of replica, timed chunks, transfers, the step's end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from echo_explore.graph import Axis, Collective, TimedGraph
 from echo_explore.graph.execution_graph import Ints
@@ -117,6 +117,16 @@ class StageJob:
     epilogue: TimedGraph
     send_bytes: float = 0.0
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What the timeline runs of it: stages of equal contents run the same."""
+        chunks = tuple(
+            (chunk.forward.digest, chunk.backward.digest, chunk.buckets, chunk.gathers)
+            + ((chunk.split.input.digest, chunk.split.weight.digest) if chunk.split else ())
+            for chunk in self.chunks
+        )
+        return (*chunks, self.epilogue.digest, self.send_forward_s, self.send_backward_s, self.send_sigma_log)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaVariant:
@@ -206,6 +216,14 @@ class PipelineJob:
     jitter_seed: int = 0
     num_replicas: int = 1
     variants: tuple[ReplicaVariant, ...] = ()
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What the timeline runs: jobs of equal contents take the same time."""
+        of_kinds = ("stages", "variants", "num_replicas")
+        own = tuple(getattr(self, item.name) for item in fields(self) if item.name not in of_kinds)
+        kinds = tuple(variant.exchange_group for variant in self.variants)
+        return (own, kinds, *(stage.content for stage in self.classes))
 
     @property
     def classes(self) -> tuple[StageJob, ...]:

@@ -15,13 +15,14 @@ def perfectly_overlapped(job: PipelineJob) -> PipelineJob:
     and parameters run beside compute too, where they are part of passes or can start before the last one ends; what is
     in the epilogue stays there.
     """
+    chunks = [chunk for stage in job.classes for chunk in stage.chunks]
     return replace(
         job,
         stages=_stages(job.stages),
         variants=tuple(replace(variant, stages=_stages(variant.stages)) for variant in job.variants),
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        overlap_p2p=True,
+        overlap_grad_reduce=job.overlap_grad_reduce or any(chunk.buckets for chunk in chunks),
+        overlap_param_gather=job.overlap_param_gather or any(chunk.gathers for chunk in chunks),
+        overlap_p2p=job.overlap_p2p or len(job.stages) > 1,
         launch_blocking=False,
     )
 

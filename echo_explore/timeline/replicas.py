@@ -137,7 +137,11 @@ def slowed_transfers(stages: Stages, axes: Sequence[Axis], factor: float) -> Sta
 def _first_alike(kinds: Sequence[ReplicaKind], kind: int) -> int:
     """The first kind that runs the same."""
     stages = kinds[kind].stages
-    return next(k for k, other in enumerate(kinds) if all(a is b for a, b in zip(other.stages, stages, strict=True)))
+
+    def is_alike(others: Stages) -> bool:
+        return all(a is b or a.content == b.content for a, b in zip(others, stages, strict=True))
+
+    return next(k for k, other in enumerate(kinds) if is_alike(other.stages))
 
 
 def _label(kinds: Sequence[ReplicaKind], kind: int, company: tuple[int, ...]) -> str:

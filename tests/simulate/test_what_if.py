@@ -36,13 +36,20 @@ def test_round_trip(pairs: list[tuple[str, float]]) -> None:
         (["tensor=-1"], "must be a number from 0.001 to 1000, or 0"),
         (["tensor=nan"], "must be a number from 0.001 to 1000, or 0"),
         (["tensor=inf"], "must be a number from 0.001 to 1000, or 0"),
-        (["slow_rank=3"], "needs STAGE:FACTOR with a factor from 1 to 1000; fix: write slow_rank=3:1.2"),
+        (
+            ["slow_rank=3"],
+            "needs STAGE:FACTOR or STAGE:FACTOR:REPLICAS with a factor from 1 to 1000; fix: write slow_rank=3:1.2",
+        ),
         (["slow_rank=x:2"], "needs STAGE:FACTOR"),
         (["slow_rank=1:0.5"], "needs STAGE:FACTOR"),
         (["slow_rank=1:2,1:3"], "stage 1 is given twice"),
         (["slow_rank=1:2", "slow_rank=2:3"], "slow_rank is given twice"),
         (["jitter=much"], "needs SIGMA or SIGMA:SEED"),
         (["jitter=0.1:x"], "needs SIGMA or SIGMA:SEED"),
+        (["interference=bogus"], "a number from 0.001 to 1000, or none (0); fix: write interference=0.5"),
+        (["stragglers=bogus"], "a number from 0.001 to 1000, or none (0); fix: write stragglers=0.5"),
+        (["gpu=nope"], "what-if = 'gpu=nope': 'nope' is not a known cluster; fix: "),
+        (["mixed_gpu=nope:1"], "what-if = 'mixed_gpu=nope:1': 'nope' is not a known cluster; fix: "),
         (["tensor=2x"], "must be a number from 0.001 to 1000, or 0"),
     ],
 )
@@ -106,7 +113,7 @@ def test_another_gpu_and_perfect_overlap() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpu=h999", "cluster = 'h999': is not a known cluster"),
+        ("gpu=h999", "what-if = 'gpu=h999': 'h999' is not a known cluster"),
         ("overlap=good", "the value must be perfect; fix: write overlap=perfect"),
         ("bandwidth=0", "must be a number from 0.001 to 1000; fix: write bandwidth=2x"),
         ("bandwidth=1e-308", "must be a number from 0.001 to 1000; fix: write bandwidth=2x"),
@@ -127,6 +134,59 @@ def test_an_explanation_is_part_of_the_prediction() -> None:
     assert sum(prediction.explanation["critical_path_s"].values()) == pytest.approx(prediction.step_time_s)
     assert [row["stage"] for row in prediction.to_json()["explanation"]["bubbles"]] == [0, 1, 2, 3]
     assert "explanation" not in simulator().predict(candidate()).to_json()
+
+
+def _notes(*texts: str, **job: str) -> list[str]:
+    return [line for line in _predict(*texts, **job).warnings if "changes nothing" in line]
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("expert=0.5", "tp=8,pp=4,dp=2"),
+        ("context=0", "tp=8,pp=4,dp=2"),
+        ("broken_link=expert:4:1", "tp=8,pp=4,dp=2"),
+        ("broken_link=context+expert:4:2", "tp=8,pp=4,dp=2"),
+        ("tensor=2", "tp=1,pp=4,dp=2"),
+        ("pipeline=2", "tp=8,pp=1,dp=2"),
+        ("data=2", "tp=8,pp=4,dp=1"),
+        ("grouped_gemm=2", "tp=8,pp=4,dp=2"),
+        ("overlap=perfect", "tp=1,pp=1,dp=1"),
+        ("communication=0.5", "tp=1,pp=1,dp=1"),
+        ("gpu=a100-80gb-hdr", "tp=8,pp=4,dp=2"),
+        ("mixed_gpu=a100-80gb-hdr:1", "tp=8,pp=4,dp=2"),
+        ("compute=1", "tp=8,pp=4,dp=2"),
+        ("slow_rank=1:1", "tp=8,pp=4,dp=2"),
+        ("slow_rank=1:1:1", "tp=8,pp=4,dp=2"),
+        ("jitter=0:3", "tp=8,pp=4,dp=2"),
+    ],
+)
+def test_a_what_if_on_nothing_says_so(text: str, layout: str) -> None:
+    assert _notes(text, layout=layout) == [f"what-if {text} changes nothing: the job has no time that depends on it"]
+    assert _predict(text, layout=layout).step_time_s == _predict(layout=layout).step_time_s
+    assert _notes(text, "gemm=2", layout=layout) == _notes(text, layout=layout)  # the other one counts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("tensor=2", "data=0", "pipeline=2", "norm=2", "host=2", "bandwidth=2x", "gpu=b200-ndr", "overlap=perfect"),
+        *("slow_rank=0:1.2", "slow_rank=0:1.2:1", "broken_link=data+expert:2:1", "mixed_gpu=b200-ndr:1", "jitter=0.1"),
+    ],
+)
+def test_a_what_if_that_counts_says_nothing(text: str) -> None:
+    assert _notes(text) == []
+
+
+def test_too_many_replicas_and_stages_name_what_was_given() -> None:
+    with pytest.raises(SpecError, match=r"what-if = 'slow_rank=0:1.2:3': disturbs 3 data-parallel replicas .* has 2;"):
+        _predict("slow_rank=0:1.2:3", "compute=2")
+    both = r"what-if = 'slow_rank=0:1.2:1, mixed_gpu=b200-ndr:2': disturbs 3 .*; fix: name 2 at most, or raise dp"
+    with pytest.raises(SpecError, match=both):
+        _predict("slow_rank=0:1.2:1", "mixed_gpu=b200-ndr:2")
+    for text in ("slow_rank=7:1.2", "slow_rank=7:1.2:1"):
+        with pytest.raises(SpecError, match=f"what-if = '{text}': the job has stages 0..3; fix: name one of them"):
+            _predict(text)
 
 
 def _predict(*texts: str, **job: str) -> Prediction:
@@ -171,8 +231,8 @@ def test_other_gpus_in_some_replicas() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("slow_rank=2:1.2:3", r"what-if = '3 replicas': the job has 2 data-parallel replicas \(dp=2\)"),
-        ("slow_rank=9:1.2:1", r"slow_rank = 9: the job has stages 0\.\.3"),
+        ("slow_rank=2:1.2:3", "what-if = 'slow_rank=2:1.2:3': disturbs 3 data-parallel replicas"),
+        ("slow_rank=9:1.2:1", r"what-if = 'slow_rank=9:1.2:1': the job has stages 0\.\.3"),
         ("slow_rank=2:1.2:0", "the number of replicas must be 1 or more; fix: write slow_rank=3:1.2:1"),
         ("slow_rank=2:1.2:", "the number of replicas must be 1 or more"),
         ("slow_rank=2:1.2,2:1.3:1", "stage 2 is given twice"),
@@ -180,7 +240,7 @@ def test_other_gpus_in_some_replicas() -> None:
         ("broken_link=data:4", "the number of replicas must be 1 or more; fix: write broken_link=data:4:1"),
         ("broken_link=nvlink:4:1", "needs AXIS:FACTOR:REPLICAS, axes of tensor, context"),
         ("broken_link=data:0.5:1", "a factor from 1 to"),
-        ("mixed_gpu=h999:1", "cluster = 'h999': is not a known cluster"),
+        ("mixed_gpu=h999:1", "'h999' is not a known cluster; fix: did you mean h100-ndr"),
         ("mixed_gpu=v100-32gb-edr", "the number of replicas must be 1 or more; fix: write mixed_gpu="),
     ],
 )
