@@ -74,6 +74,17 @@ SOURCES = {
     "efa-hopper-k8s": "nccl-tests: AWS awsome-distributed-training README, p5 under Kubernetes, 2 nodes",
     "slingshot": "nccl-tests on Kestrel (NREL), 16 nodes of 4 H100",
 }
+OF_LIBRARY = {
+    # Means over jobs on 2 to 64 p5 hosts at 256 MB, GB/s of bus bandwidth: all-gather 184.6, 119.0, 69.0, 55.0, 28.0,
+    # 11.0, reduce-scatter 181.6, 115.8, 68.6, 54.5, 27.9, 11.1; the step that fits them best in the log (15 % left).
+    # Spread: 5th to 95th percentile of bandwidth, 0.41 to 0.60 of the log from 4 hosts on (all-reduce 0.47 to 0.81).
+    "efa-hopper-nccl-2.18": ("efa-hopper", 38e-6, 0.5),
+}
+"""Networks under an older library: base, least step of rings, sigma of the log."""
+OF_LIBRARY_SOURCE = (
+    "As efa-hopper, steps of rings and spread from 12 means of all-gather and reduce-scatter on p5: the ultra-scale "
+    "playbook's figure of bandwidth by nodes (Hugging Face, 2025-02)"
+)
 ALIASES = (
     ("scale_up.nvswitch-ampere", "nvswitch-a100-sxm4-80gb"),
     ("scale_up.nvswitch-hopper", "nvswitch-h100-sxm5-80gb"),

@@ -63,6 +63,8 @@ from scripts.collective_sources import (
     HEADER,
     NETWORK_BASES,
     NETWORK_STARTS,
+    OF_LIBRARY,
+    OF_LIBRARY_SOURCE,
     RING_SHARE,
     SIMPLE_ONLY,
     SOURCES,
@@ -286,6 +288,11 @@ def write(path: Path, c: CommCoefficients, counts: Mapping[str, int], exchanges:
     for key, network in c.network.items():
         if f"network.{key}" in counts:
             text += network_table(network, f"{SOURCES.get(key, key)}; {counts[f'network.{key}']} rows, {date}")
+    for key, (base, step_s, sigma) in OF_LIBRARY.items():
+        old = replace(
+            c.network[base], key=key, ring_step_s=step_s, sigma_log=(sigma, sigma, sigma), unmeasured_sigma_log=sigma
+        )
+        text += network_table(old, OF_LIBRARY_SOURCE)
     other = replace(
         c.network["infiniband-ampere"], key="default", sigma_log=DEFAULT_SIGMA, unmeasured_sigma_log=0.5,
         measured_bytes=(0.0, math.inf), measured_ranks=(0.0, math.inf),

@@ -89,7 +89,7 @@ def network_table(c: NetworkCoefficients, source: str, *, prefix: str = "") -> s
     """The table of a network."""
     return f"""
 # {source}
-[{prefix}network.{c.key}]
+[{prefix}network.{f'"{c.key}"' if "." in c.key else c.key}]
 base = {_us(c.base_s)}
 hop_factor = {_list(c.hop_factor)}
 protocol_efficiency = {_list(c.protocol_efficiency)}
@@ -104,7 +104,7 @@ tree_tuner_stream = {_list(c.tree_tuner.stream)}
 switch_tuner = {_list(c.switch_tuner)}
 sigma_log = {_list(c.sigma_log)}
 unmeasured_sigma_log = {c.unmeasured_sigma_log:.4g}{_measured(c)}
-{"simple_only = true" if c.simple_only else ""}"""
+{"simple_only = true" if c.simple_only else ""}{f"ring_step = {_us(c.ring_step_s)}" if c.ring_step_s else ""}"""
 
 
 def _measured(c: NetworkCoefficients) -> str:

@@ -115,6 +115,8 @@ def ring(
     t = a + k (n - M') h + k M' g + k (n-1)/n (S - F)+ / min(W e_p, B q_p) + S / (n W l), k = rounds, M' = M, or 0 for
     M = 1
 
+    h is at least the network's `ring_step_s` where the ring leaves a node, as NCCL's net overhead.
+
     A ring passes (n-1) steps a round; M of its n links cross nodes (M - 1 of n - 1 steps, as NCCL counts). Each step
     moves S/n; all channels together pass every GPU's link and, once a node, its cards: NCCL's rings over all cards, so
     that B is what the group has of all of them. The last term is the rank's own share, which passes its memory once
@@ -123,7 +125,8 @@ def ring(
     n = groups.num_ranks
     across = np.where(groups.crosses, rounds * (groups.num_nodes - 1), 0.0)
     hop_s = costs.hop_factor[protocol] * links.link_latency_s
-    latency = costs.launch_s[protocol] + (rounds * (n - 1) - across) * hop_s
+    step_s = np.where(groups.crosses, max(hop_s, links.network.ring_step_s), hop_s)
+    latency = costs.launch_s[protocol] + (rounds * (n - 1) - across) * step_s
     latency = latency + _across_s(groups, links, across, protocol)
     rate = np.minimum(
         _ring_rate(groups, links, costs.efficiency[protocol]),

@@ -209,6 +209,7 @@ def _network(key: str, read: TableReader) -> NetworkCoefficients:
         measured_bytes=read.byte_pair("measured_bytes") if read.has("measured_bytes") else (0.0, math.inf),
         measured_ranks=read.number_pair("measured_ranks", most=_ANY) if read.has("measured_ranks") else (0.0, math.inf),
         simple_only=read.flag("simple_only"),
+        ring_step_s=read.seconds("ring_step") if read.has("ring_step") else 0.0,
     )
 
 

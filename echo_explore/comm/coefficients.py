@@ -153,6 +153,7 @@ class NetworkCoefficients:
         measured_bytes: least and most message bytes that it was fitted to.
         measured_ranks: least and most GPUs of the groups it was fitted to.
         simple_only: its cards keep no order inside a message, which the flags of LL and LL128 need.
+        ring_step_s: least time of any step of a ring that leaves a node: each passes a proxy on the host there.
     """
 
     key: str
@@ -171,6 +172,7 @@ class NetworkCoefficients:
     measured_bytes: Pair = (0.0, math.inf)
     measured_ranks: Pair = (0.0, math.inf)
     simple_only: bool = False
+    ring_step_s: float = 0.0
 
     def is_measured(self, message_bytes: float, num_ranks: float) -> bool:
         """Within the sizes and the groups of the fit."""
@@ -285,14 +287,15 @@ class CommCoefficients:
                 return self.scale_up[key]
         raise MissingCalibration(f"scale_up.{link}: no coefficients in the comm calibration; fix: add scale_up.default")
 
-    def network_of(self, cluster: ClusterSpec) -> NetworkCoefficients:
-        """Those of `<kind>-<architecture>`, else of the fabric's kind, else `default`.
+    def network_of(self, cluster: ClusterSpec, library: str = "") -> NetworkCoefficients:
+        """Those of `<kind>-<architecture>-<library>`, else of `<kind>-<architecture>`, the fabric's kind, `default`.
 
         Raises:
             MissingCalibration: the file has none of these.
         """
         kind = cluster.fabric.kind
-        for key in (f"{kind}-{cluster.device.architecture}", kind, DEFAULT):
+        device = f"{kind}-{cluster.device.architecture}"
+        for key in (f"{device}-{library}", device, kind, DEFAULT):
             if key in self.network:
                 return self.network[key]
         raise MissingCalibration(f"network.{kind}: no coefficients in the comm calibration; fix: add network.default")

@@ -28,6 +28,8 @@ LIBRARIES: dict[str, Library] = {
     # NVLS with NCCL 2.17, NVLS-tree with 2.18, PAT with 2.23 [NVIDIA NCCL release notes, 2023-2024].
     "nccl-2.12": Library(name="nccl-2.12", able=Capabilities(nvls=False, nvls_tree=False, pat=False)),
     "nccl-2.18": Library(name="nccl-2.18", able=Capabilities(pat=False)),
+    # As 2.18; over EFA that has constants of its own (comm.toml).
+    "nccl-2.19": Library(name="nccl-2.19", able=Capabilities(pat=False)),
     "nccl-2.23": Library(name="nccl-2.23", able=Capabilities()),
     "nccl-2.27": Library(name="nccl-2.27", able=Capabilities()),
     "nccl-2.29": Library(name="nccl-2.29", able=Capabilities()),

@@ -88,8 +88,9 @@ def cluster_links(
     *,
     scale_up: ScaleUpCoefficients | None = None,
     network: NetworkCoefficients | None = None,
+    library: str = "",
 ) -> ClusterLinks:
-    """The links of a cluster under these coefficients, or under the given ones.
+    """The links of a cluster under these coefficients (those of the library, where it has its own), or the given ones.
 
     One GPU alone drives the cards next to it: num_nics / num_gpus of them, at least one, and not more than its PCIe
     link carries (a card behind NVLink, as NCCL's PXN uses it, is left out).
@@ -98,7 +99,7 @@ def cluster_links(
     cards = max(1.0, node.num_nics / node.num_gpus) if node.num_nics else 0.0
     return ClusterLinks(
         scale_up=scale_up or coefficients.scale_up_of(cluster),
-        network=network or coefficients.network_of(cluster),
+        network=network or coefficients.network_of(cluster, library),
         scale_up_bytes_per_s=node.link_bandwidth_bytes_per_s,
         link_latency_s=node.link_latency_s,
         has_switch_reduction=node.in_network_reduction,

@@ -37,6 +37,9 @@ def test_fabrics_have_their_own_coefficients_or_the_default() -> None:
         "mi300x-roce": "default",
     }
     assert coefficients.network_of(load_cluster("h100-p5-efa")).key == "efa-hopper"
+    assert coefficients.network_of(load_cluster("h100-p5-efa"), "nccl-2.18").key == "efa-hopper-nccl-2.18"
+    assert coefficients.network_of(load_cluster("h100-p5-efa"), "nccl-2.19").key == "efa-hopper"
+    assert coefficients.network_of(load_cluster("h100-ndr"), "nccl-2.18").key == "infiniband-hopper"
     assert coefficients.network_of(load_cluster("b200-ndr")).key == "infiniband"
     assert coefficients.network_of(load_cluster("mi300x-roce")).key == "default"
 

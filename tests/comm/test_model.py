@@ -407,3 +407,36 @@ def test_reduction_in_the_network_is_faster_than_a_ring_and_no_faster_than_the_c
     request = CollectiveRequest(collective=Collective.ALL_REDUCE, message_bytes=2.0**30, group=alone)
     card = network_share(alone, MODEL.links_of(cluster))
     assert MODEL.algorithm_times(request, cluster)["collnet/Simple"] >= 2.0**30 / card
+
+
+PLAYBOOK = {  # GB/s of bus bandwidth by hosts of 8 H100, at 256 MB
+    Collective.ALL_GATHER: {2: 184.6, 4: 119.0, 8: 69.0, 16: 55.0, 32: 28.0, 64: 11.0},
+    Collective.REDUCE_SCATTER: {2: 181.6, 4: 115.8, 8: 68.6, 16: 54.5, 32: 27.9, 64: 11.1},
+}
+"""Means over jobs on p5 under PyTorch 2.1: The Ultra-Scale Playbook (Hugging Face, 2025-02), bandwidth by nodes."""
+
+
+@pytest.mark.parametrize("kind", PLAYBOOK)
+def test_gathers_over_efa_under_nccl_of_2023_are_as_published(kind: Collective) -> None:
+    older = HierarchicalModel(coefficients=MODEL.coefficients, library="nccl-2.18")
+    for nodes, published in PLAYBOOK[kind].items():
+        group = GroupShape(num_ranks=8 * nodes, ranks_per_node=8)
+        request = CollectiveRequest(collective=kind, message_bytes=256 * 2.0**20, group=group)
+        time_s = older.collective_time(request, CLUSTERS["h100-p5-efa"]).time_s
+        assert bus_bandwidth(kind, request.message_bytes, time_s, group.num_ranks) / 1e9 == pytest.approx(
+            published, rel=0.35
+        )
+
+
+def test_each_step_of_a_ring_over_hosts_has_its_floor_under_the_older_library_alone() -> None:
+    efa = CLUSTERS["h100-p5-efa"]
+    times = {}
+    for name in ("nccl-2.18", "nccl-2.19"):
+        model = HierarchicalModel(coefficients=MODEL.coefficients, library=name)
+        for nodes in (1, 2):
+            group = GroupShape(num_ranks=8 * nodes, ranks_per_node=8)
+            request = CollectiveRequest(collective=Collective.ALL_GATHER, message_bytes=2.0**24, group=group)
+            times[name, nodes] = model.collective_time(request, efa).time_s
+    assert times["nccl-2.18", 1] == times["nccl-2.19", 1]
+    step_s = MODEL.coefficients.network["efa-hopper-nccl-2.18"].ring_step_s
+    assert times["nccl-2.18", 2] - times["nccl-2.19", 2] > 0.8 * 14 * step_s

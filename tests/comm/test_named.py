@@ -109,7 +109,7 @@ def test_nccl_algo_leaves_rings_of_other_collectives_and_sends() -> None:
 @pytest.mark.parametrize(
     ("version", "cluster", "library"),
     [
-        ("2.21", "h100-ndr", "nccl-2.18"),
+        ("2.21", "h100-ndr", "nccl-2.19"),
         ("2.28", "h100-ndr", "nccl-2.27"),
         ("2.4", "h100-ndr", "nccl-2.8"),
         ("2.22", "mi300x-roce", "rccl"),
