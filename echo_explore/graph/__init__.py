@@ -13,7 +13,7 @@ from echo_explore.graph.reorder import reordered
 from echo_explore.graph.storage import load_graph, load_trace, save_graph, save_trace
 from echo_explore.graph.stream_order import Ordered, StreamJoin, order_streams
 from echo_explore.graph.timed import TimedGraph
-from echo_explore.graph.trace import Parameter, Piece, Trace, weight_matrices
+from echo_explore.graph.trace import Parameter, Piece, Trace, tensor_label, weight_matrices
 
 __all__ = [
     "DTYPE_BYTES",
@@ -59,6 +59,7 @@ __all__ = [
     "save_rank_trace",
     "save_trace",
     "select_rows",
+    "tensor_label",
     "weight_matrices",
     "with_pieces",
 ]

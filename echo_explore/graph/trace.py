@@ -6,6 +6,7 @@ pipeline transfers and the optimizer are not pieces: they follow from the parame
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,23 @@ class Piece:
     def num_parameters(self) -> int:
         """Parameter elements on this rank."""
         return sum(p.num_elements for p in self.parameters)
+
+    def result_label(self, num_bytes: float) -> str:
+        """Which of `saved_tensors` holds the result of the forward: its last row that makes as much; empty if none."""
+        graph = self.forward
+        for row in reversed(range(graph.num_ops)):
+            if graph.allocated_bytes[row] >= num_bytes:
+                return tensor_label(graph.strings[graph.module[row]], graph.strings[graph.name[row]])
+        return ""
+
+
+def tensor_label(module: str, operator: str) -> str:
+    """What made a tensor, as `Piece.saved_tensors` names it: the path inside its piece and the operator."""
+    return f"{re.sub(_OUTSIDE, '', module)} {operator}".strip()
+
+
+_OUTSIDE = r"^(decoder\.|embedding\.)?(layers\.N\.?)?"
+"""The part of a module's path that all modules of a piece have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

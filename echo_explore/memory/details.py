@@ -9,6 +9,7 @@ from echo_explore.memory.profile import (
     StageMemory,
     chunk_pieces_kept,
     count_communicators,
+    frees_output,
     offload_buffer_bytes,
     stage_chunks,
     stage_parameters,
@@ -70,6 +71,15 @@ def stage_details(candidate: Candidate, trace: Trace, memory: StageMemory) -> St
     )
 
 
+def _label(name: str) -> str:
+    return "layers" if is_layer(name) else name
+
+
+def _result_key(trace: Trace, name: str) -> str:
+    """The key of what a piece hands on."""
+    return f"{_label(name)}: {piece_of(trace, name).result_label(trace.boundary_bytes)}"
+
+
 def _by_tensor(candidate: Candidate, trace: Trace, memory: StageMemory) -> dict[str, float]:
     found: dict[str, float] = {}
     for shape, in_flight in zip(stage_chunks(candidate, memory.stage), memory.in_flight, strict=True):
@@ -78,12 +88,16 @@ def _by_tensor(candidate: Candidate, trace: Trace, memory: StageMemory) -> dict[
         times = Counter(name for name, piece in zip(names, kept, strict=True) if piece.saved_bytes > 0)
         for name, count in times.items():
             piece = piece_of(trace, name)
-            label = "layers" if is_layer(name) else name
+            label = _label(name)
             if sum(size for _, size in piece.saved_tensors) > piece.saved_bytes:
                 continue  # it frees more than it makes: told apart nowhere
             for tensor, size in piece.saved_tensors:
                 key = f"{label}: {tensor}"
                 found[key] = found.get(key, 0.0) + size * count * in_flight
+        if kept and kept[-1].saved_bytes > 0 and frees_output(candidate, shape):
+            key = _result_key(trace, names[-1])
+            if key in found:
+                found[key] = max(0.0, found[key] - trace.boundary_bytes * in_flight)
     rest = memory.activations_bytes - sum(found.values())
     if rest < 0:  # more than the peak holds: a pass ran beside another one
         return {INPUTS: memory.activations_bytes}

@@ -257,7 +257,7 @@ def saved_bytes(candidate: Candidate, trace: Trace) -> tuple[tuple[float, ...], 
 def chunk_pieces_kept(
     candidate: Candidate, trace: Trace, shape: ChunkShape, *, beside_pieces: bool = True
 ) -> list[Piece]:
-    """The pieces of a chunk with what lies beside them while they run.
+    """The pieces of a chunk with what lies beside them while they run, what it receives and what it has sent: `_sent`.
 
     What layers save that goes to the host is back on the GPU while they run backward. Beside every layer another one's
     is on its way to the host or back (Transformer Engine 2, cpu_offload.py, 2026-12-01: groups are sent and fetched
@@ -278,6 +278,38 @@ def chunk_pieces_kept(
             )
             layer += 1
         pieces.append(piece)
+    return _sent(candidate, trace, shape, pieces)
+
+
+def frees_output(candidate: Candidate, shape: ChunkShape) -> bool:
+    """Whether the result of a chunk is freed once the next one has it: its backward needs none of its numbers.
+
+    Megatron sets it to one number after sending (megatron-core 0.16.1, schedules.py, deallocate_output_tensor).
+    """
+    return candidate.stack.memory.frees_stage_outputs and not shape.has_head
+
+
+def _sent(candidate: Candidate, trace: Trace, shape: ChunkShape, pieces: list[Piece]) -> list[Piece]:
+    """The pieces of a chunk that receives its input, unless it holds the embedding, and sends its result.
+
+    A traced piece saves its result, which is the input of the piece behind it. So the first piece of a chunk has the
+    input that came from elsewhere beside it, and the last one no longer saves a result that is freed.
+    """
+    if not pieces:
+        return pieces
+    pieces, size = list(pieces), trace.boundary_bytes
+    if not shape.has_embedding:
+        first = pieces[0]
+        pieces[0] = replace(
+            first, saved_bytes=first.saved_bytes + size, forward_peak_bytes=first.forward_peak_bytes + size
+        )
+    if frees_output(candidate, shape):
+        last = pieces[-1]
+        pieces[-1] = replace(
+            last,
+            saved_bytes=last.saved_bytes - size,
+            forward_peak_bytes=max(last.forward_peak_bytes, last.saved_bytes),
+        )
     return pieces
 
 

@@ -155,12 +155,14 @@ class MemorySpec(StrictModel):
         pressed_fragmentation_fraction: what is left of that on a full GPU: before it fails, the allocator gives back
             every segment that is free as a whole (torch 2.1, CUDACachingAllocator.cpp, release_cached_blocks). None:
             all of it, as where pipelines hold arrays of many sizes in the same segments.
+        frees_stage_outputs: a stage frees its result once the next one has it, and not after its backward.
     """
 
     context_bytes: Bytes = Field(alias="context")
     communicator_bytes: Bytes = Field(alias="communicator")
     fragmentation_fraction: float = Field(ge=0.0, le=1.0)
     pressed_fragmentation_fraction: float | None = Field(default=None, ge=0.0, le=1.0)
+    frees_stage_outputs: bool = False
 
 
 SplitRule = Literal["none", "first-last-light", "balanced", "balanced-or-last", "remainder-first", "by-compute"]

@@ -180,6 +180,7 @@ context = "1 GiB"                     # CUDA context, cuBLAS workspaces
 communicator = "150 MiB"              # NCCL buffers of one communicator
 fragmentation_fraction = 0.15         # reserved beyond activations and buffers that come and go
 # pressed_fragmentation_fraction = 0.03 # what is left of it on a full GPU; without this line all of it
+# frees_stage_outputs = true          # a stage frees its result once it is sent; without this line after its backward
 """
 
 _TEMPLATES: dict[Kind, str] = {"clusters": _CLUSTER, "models": _MODEL, "spaces": _SPACE, "stacks": _STACK}

@@ -12,7 +12,7 @@ import torch
 
 from echo_explore.core import TraceError
 from echo_explore.core.versions import TRACER_VERSION
-from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph
+from echo_explore.graph import OpRow, Parameter, Piece, Trace, build_graph, tensor_label
 from echo_explore.specs.expert_legality import routing_of
 from echo_explore.specs.recompute import traced_form
 from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_shims
@@ -342,7 +342,6 @@ class _Cutter:
         found: dict[str, float] = {}
         for row, size in kept.made_in(first, last):
             made = self._rows[row]
-            module = re.sub(r"^(decoder\.|embedding\.)?(layers\.N\.?)?", "", made.module)
-            name = f"{module} {made.name}".strip()
+            name = tensor_label(made.module, made.name)
             found[name] = found.get(name, 0.0) + size
         return tuple(sorted(found.items(), key=lambda item: (-item[1], item[0])))

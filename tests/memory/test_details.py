@@ -46,7 +46,8 @@ def test_activations_by_tensor_add_up(layout: dict[str, Any], recipe: dict[str, 
     found = details_of(candidate)
     layer = trace_of(candidate).pieces["layer.dense"].saved_bytes
     stage = memory_profile(candidate=candidate, trace=trace_of(candidate)).stages[0]
-    layers = sum(stage.in_flight) * candidate.chunk_layers[0]
+    # The last of four layers that keep nothing but results keeps none, as the stage frees it once sent.
+    layers = sum(stage.in_flight) * (candidate.chunk_layers[0] - (recipe.get("recompute") == "full"))
     assert found[0].activations_bytes["layers: mlp.linear_fc1 aten.mm"] == pytest.approx(0.5 * layers * layer)
     assert found[0].activations_bytes[INPUTS] >= 0
     assert (found[0].quantised_copies_bytes > 0) is (recipe.get("precision") == "fp8")

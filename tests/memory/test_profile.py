@@ -10,7 +10,7 @@ from echo_explore.graph import Parameter
 from echo_explore.memory import StageMemory, memory_lower_bound, memory_profile
 from echo_explore.memory.profile import count_communicators, fragmentation_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
-from echo_explore.specs import Candidate, MemorySpec, ModelSpec, MoeSpec, ParallelConfig
+from echo_explore.specs import Candidate, MemorySpec, ModelSpec, MoeSpec, ParallelConfig, load_stack
 from tests.memory.traces import MODEL, candidate_of, layer_activation_bytes, trace_of
 
 MIXTURE = MODEL.model_copy(
@@ -332,3 +332,19 @@ def test_the_bound_knows_muon() -> None:
     muon, adam = candidate_of(layout, optimizer="muon"), candidate_of(layout, distributed_optimizer=False)
     weights = 16 * 12 * 1024**2 / 2
     assert memory_lower_bound(adam) - memory_lower_bound(muon) == pytest.approx(4 * weights)
+
+
+@pytest.mark.parametrize(
+    ("stack", "results"), [("megatron-core", (0, 0, 0, 1)), ("nanotron", (1, 1, 1, 1)), ("megatron-2022", (0, 0, 0, 1))]
+)
+def test_a_result_that_is_freed_once_sent_is_not_saved(stack: str, results: tuple[int, ...]) -> None:
+    # Received inputs count on every stage but the first, whose embedding makes its own; results where they stay.
+    candidate = replace(candidate_of(ParallelConfig(pipeline_parallel=4), recompute="none"), stack=load_stack(stack))
+    trace = trace_of(candidate)
+    layer, boundary = trace.pieces["layer.dense"].saved_bytes, trace.boundary_bytes
+    stages = memory_profile(candidate=candidate, trace=trace).stages
+    for stage, kept in zip(stages, results, strict=True):
+        # A piece by hand saves its result like a traced one: the head's is what it adds.
+        head = trace.pieces["head"].saved_bytes if stage.stage == 3 else 0.0
+        each = 4 * layer + boundary * kept + head
+        assert stage.activations_bytes == pytest.approx(stage.in_flight[0] * each), stage.stage

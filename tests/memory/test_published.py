@@ -2,7 +2,7 @@
 
 import pytest
 
-from echo_explore.memory import memory_profile
+from echo_explore.memory import memory_profile, stage_details
 from echo_explore.specs import JobOptions, candidate_of
 from echo_explore.tracing import TraceService
 from echo_explore.tracing.request import request_of
@@ -38,3 +38,14 @@ def test_what_layers_save_is_what_the_paper_says(
         saved = sum(stage.in_flight) * layer * candidate.chunk_layers[0]
         assert len(stage.in_flight) == chunks
         assert saved / GIB == pytest.approx(wanted, rel=0.01), recompute
+        if candidate.layout.pipeline_parallel > 1:
+            # The result of the stage is freed once sent; what the embedding adds is its dropout's mask, a byte an
+            # element (there: s b h p / t beside the layers).
+            mask = candidate.recipe.sequence_length * micro_batch * candidate.model.hidden_size
+            mask //= candidate.layout.tensor_parallel if candidate.layout.sequence_parallel else 1
+            total = saved + mask * stage.in_flight[0]
+            assert stage.activations_bytes == pytest.approx(total, rel=1e-3), recompute
+            parts = stage_details(candidate, trace, stage).activations_bytes
+            added = 2 * mask * sum(stage.in_flight)  # bytes of one result a layer; a mask lies beside each, twice
+            count = 3 * candidate.chunk_layers[0] * added - added
+            assert parts["layers: bias_dropout_add_fused_train"] == pytest.approx(count, rel=1e-3), recompute
