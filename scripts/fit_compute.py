@@ -19,6 +19,7 @@ from echo_explore.compute.attention import AttentionCoefficients
 from echo_explore.compute.gemm import GemmCoefficients, Machine
 from echo_explore.specs import load_cluster
 from scripts.calibration_toml import Writer, attention_table, gemm_table
+from scripts.kernel_families import read_rows
 from scripts.kernel_fits import (
     GPU_FLOOR_US,
     Fitted,
@@ -66,7 +67,7 @@ STREAM_ROWS: Mapping[str, Mapping[str, tuple[str, str, float]]] = {
         "elementwise": ("A100-PCIE-80GB", "op in ['add', 'addu', 'mul', 'mulu', 'relu', 'tanh']", 1.935e12),
         "norm": ("A100-PCIE-80GB", "op == 'ln'", 1.935e12),
         "softmax": ("A100-PCIE-80GB", "op == 'softmax'", 1.935e12),
-        "rope": ("A100-SXM4-80GB", "op == 'attn_rope'", 2.039e12),
+        "rope": ("A100-PCIE-80GB", "op == 'attn_rope'", 1.935e12),
     },
     "a100-sxm4-40gb": {
         "elementwise": ("A100-PCIE-40GB", "op in ['add', 'addu', 'mul', 'mulu', 'relu', 'tanh', 'gelu']", 1.555e12),
@@ -135,15 +136,15 @@ class Fit:
 
     def __init__(self, data: Path, seed: int) -> None:
         self.seed = seed
-        gemm = pd.read_csv(data / "gemm.csv.gz")
+        gemm = read_rows(data / "gemm.csv.gz")
         gemm["source"] = gemm.source.str.replace(r"^(vidur|neusight)/.*", r"\1", regex=True)
         self.gemm_rows = gemm[(gemm.m >= 64) & (gemm.n >= 64) & (gemm.k >= 64)].assign(machine=0)
-        attention = pd.read_csv(data / "attention.csv.gz", low_memory=False)
+        attention = read_rows(data / "attention.csv.gz")
         attention = attention[attention.seq_q.eq(attention.seq_k) & (attention.seq_q >= 512)]
         attention = attention[attention.dtype.eq("bfloat16") & attention.kv_dtype.isin(["bfloat16", np.nan])]
         attention = attention[~attention.head_dim.astype(str).str.contains("/")]
         self.attention_rows = attention.assign(head_dim=attention.head_dim.astype(float))
-        streams = pd.read_csv(data / "elementwise_norm.csv.gz")
+        streams = read_rows(data / "elementwise_norm.csv.gz")
         self.stream_rows = streams[(streams.latency_us > 0) & ~streams.kernel.str.contains("minus_static")]
         self.specs = {key: load_cluster(cluster).device for key, (_, cluster) in CLUSTERS.items()}
         self.gemm: dict[str, dict[str, tuple[GemmCoefficients, str]]] = {}

@@ -15,7 +15,7 @@ from echo_explore.compute.attention_features import (
     attention_base_s,
     attention_features,
 )
-from echo_explore.compute.chip import Chip, chip_names, copy_engine, matrix_instructions, named_chip
+from echo_explore.compute.chip import Chip, card_of, chip_names, copy_engine, matrix_instructions, named_chip
 from echo_explore.compute.gemm_features import GEMM_FEATURES, gemm_base_s, gemm_features
 from echo_explore.compute.stream_features import STREAM_FEATURES, stream_base_s, stream_features
 from echo_explore.compute.tables import (
@@ -206,15 +206,26 @@ def stream_family(table: pd.DataFrame) -> Family:
     )  # fmt: skip
 
 
+def read_rows(path: Path) -> pd.DataFrame:
+    """A table of kernels, each row under the name of the card that ran it."""
+    table = pd.read_csv(path, low_memory=False)
+    known = table[["gpu", "source"]].drop_duplicates().itertuples(index=False)
+    for gpu, source in list(known):
+        card = card_of(gpu, normal_source(source))
+        if card != gpu:
+            table.loc[table.gpu.eq(gpu) & table.source.eq(source), "gpu"] = card
+    return table
+
+
 def families(data: Path, seed: int, names: Sequence[str]) -> list[Family]:
     """The families of `names`, from the tables in `data`."""
-    gemm = pd.read_csv(data / "gemm.csv.gz")
+    gemm = read_rows(data / "gemm.csv.gz")
     made: dict[str, Callable[[], Family]] = {
         "gemm_half": lambda: gemm_family(gemm, "gemm_half", ["bfloat16", "float16"]),
         "gemm_fp8": lambda: gemm_family(gemm, "gemm_fp8", ["fp8"]),
         "gemm_nvfp4": lambda: gemm_family(gemm, "gemm_nvfp4", ["nvfp4"]),
         "gemm_fp32": lambda: gemm_family(gemm, "gemm_fp32", ["float32"]),
-        "attention": lambda: attention_family(pd.read_csv(data / "attention.csv.gz", low_memory=False), seed),
-        "stream": lambda: stream_family(pd.read_csv(data / "elementwise_norm.csv.gz")),
+        "attention": lambda: attention_family(read_rows(data / "attention.csv.gz"), seed),
+        "stream": lambda: stream_family(read_rows(data / "elementwise_norm.csv.gz")),
     }
     return [made[name]() for name in names]

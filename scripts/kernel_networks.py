@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from echo_explore.compute.learned import LIKE
 from scripts.kernel_families import SMALL_US, Family, families
 
 Floats = npt.NDArray[np.float64]
@@ -212,7 +213,8 @@ def fit_family(family: Family, seed: int, *, trial_only: bool = False) -> tuple[
     )
     away = []
     for device in LEFT_OUT if family.name in ("gemm_half", "attention") else ():
-        rest = everything[family.device != device]
+        # The same silicon in another housing goes with it.
+        rest = everything[~np.isin(family.device, [device, *LIKE.get(device, ())])]
         fit = fit_generic(family, rest, seed)
         gone = everything[family.device == device]
         table = report(family, gone, fit.predict(gone))

@@ -129,6 +129,23 @@ def chip_names() -> Mapping[str, str]:
 
 
 @cache
+def _cards() -> Mapping[tuple[str, str], str]:
+    """Name of the card by (source, name in its rows), both in lower case."""
+    cards = read_toml(_CATALOGUE)["card"]
+    return {(card["source"].lower(), card["named"].lower()): card["measured"] for card in cards}
+
+
+def card_of(name: str, source: str) -> str:
+    """Name of the GPU that ran the rows of a source, which for a few is not the one that they name.
+
+    Args:
+        name: as in the table.
+        source: as `tables.normal_source` gives it.
+    """
+    return _cards().get((source.strip().lower(), name.strip().lower()), name)
+
+
+@cache
 def _chip(key: str) -> Chip:
     entry = read_toml(_CATALOGUE)["gpu"][key]
     if "cluster" in entry:

@@ -56,7 +56,8 @@ WITHOUT_CAST_SIGMA_LOG = 0.1
 """Uncertainty of taking that cast off: it is known to 10 to 16 % and a fifth to a quarter of the time; the rest is
 assumed, since training libraries scale by tensor or block where the tables scale by token (2026-12-01)."""
 LIKE: Mapping[str, tuple[str, ...]] = {
-    "a100-sxm4-40gb": ("a100-sxm4-80gb", "a100-pcie-40gb"), "a100-pcie-40gb": ("a100-sxm4-80gb",),
+    "a100-sxm4-40gb": ("a100-sxm4-80gb", "a100-pcie-40gb"),
+    "a100-pcie-40gb": ("a100-pcie-80gb", "a100-sxm4-80gb"),
     "a100-pcie-80gb": ("a100-sxm4-80gb",), "a100-sxm4-80gb": ("a100-pcie-80gb",),
     "h800-sxm5-80gb": ("h100-sxm5-80gb",), "gh200-96gb": ("h100-sxm5-80gb",), "b300-sxm": ("gb300",),
     "v100-sxm2-32gb": ("v100-pcie-32gb",),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.compute.attention_features import attention_work
-from echo_explore.compute.chip import Chip, named_chip
+from echo_explore.compute.chip import Chip, card_of, named_chip
 from echo_explore.compute.coefficients import Calibration
 from echo_explore.compute.gemm_features import gemm_bytes
 from echo_explore.compute.kernel_table import PASSES, KernelTable, Kind
@@ -85,7 +85,7 @@ def table_times(
     for words, rows in price.groups.items():
         for index in _split(np.array(rows, dtype=np.intp), largest > LARGEST_EXTENT):
             try:
-                chip = (chips or {}).get(words[0]) or named_chip(words[0])
+                chip = (chips or {}).get(words[0]) or named_chip(card_of(words[0], normal_source(words[2])))
                 precision_of(words[1].partition("->")[0])  # without its width not even the bytes are known
                 try:
                     _check_domain(float(largest[index[0]]))
@@ -134,7 +134,7 @@ def _grouped(*columns: Sequence[str]) -> dict[tuple[str, ...], list[int]]:
 
 
 class _Rows(Protocol):
-    """Rows of one kind: groups that share their words (gpu and dtype first), and how to price a group."""
+    """Rows of one kind: groups that share their words (gpu, dtype and source first), and how to price a group."""
 
     @property
     def extents(self) -> Floats:
@@ -193,7 +193,7 @@ class _Attention:
                     )
         names = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "kernel", "pass")
         self.columns = attention_table_columns({name: table.text(name) for name in names})
-        words = [table.text(name) for name in ("gpu", "dtype", "kv_dtype", "kernel", "source", "pass")]
+        words = [table.text(name) for name in ("gpu", "dtype", "source", "kv_dtype", "kernel", "pass")]
         self.groups = _grouped(*words)
 
     def op_class(self, words: tuple[str, ...]) -> str:
@@ -206,7 +206,7 @@ class _Attention:
 
     def learned(self, chip: Chip, words: tuple[str, ...], index: Ints, calibration: Calibration) -> Learned:
         """See `_Rows`; forward, backward or both."""
-        _, dtype, kv_dtype, kernel, source, passes = words
+        _, dtype, source, kv_dtype, kernel, passes = words
         precision = precision_of(dtype), precision_of(normal_kv(dtype, kv_dtype))
 
         def price(*, backward: bool) -> Learned:
@@ -240,7 +240,7 @@ class _Stream:
         self.extents = np.column_stack([self.rows, self.columns])
         self.backward = np.array([cell.strip() == "bwd" for cell in table.text("pass")], dtype=np.float64)
         self.num_bytes = self._bytes(table)
-        self.groups = _grouped(table.text("gpu"), table.text("dtype"), table.text("op"), table.text("kernel"))
+        self.groups = _grouped(*(table.text(name) for name in ("gpu", "dtype", "source", "op", "kernel")))
 
     def _bytes(self, table: KernelTable) -> Floats:
         known = table.bytes_or_zero()
@@ -257,10 +257,10 @@ class _Stream:
 
     def op_class(self, words: tuple[str, ...]) -> str:
         """See `_Rows`."""
-        found = op_class_of(words[2])
+        found = op_class_of(words[3])
         if found is None:
             raise MissingCalibration(
-                f"op = {words[2]!r}: is no operation that the model knows; fix: use one of docs/compute_model.md, or "
+                f"op = {words[3]!r}: is no operation that the model knows; fix: use one of docs/compute_model.md, or "
                 "give --allow-fallback to price it by the roofline"
             )
         return found
@@ -270,7 +270,7 @@ class _Stream:
         self.op_class(words)
         return learned_stream(
             self.rows[index], self.columns[index], self.num_bytes[index], self.backward[index], chip,
-            op=words[2], kernel=words[3],
+            op=words[3], kernel=words[4],
         )  # fmt: skip
 
     def roofline(self, chip: Chip, index: Ints) -> Learned:

@@ -47,6 +47,22 @@ def test_products_are_predicted_and_what_no_gpu_computes_is_declined(tmp_path: P
     assert "declined 1: fp8" in scores.text()
 
 
+def test_rows_of_another_card_than_they_name_are_priced_as_what_ran_them(tmp_path: Path) -> None:
+    """vidur's A100 stops at the bandwidth of a PCIe card (gpus.toml); SGLang's, of SXM cards, is faster."""
+    shape = "float16,1,8192,8192,8192,4700"
+    text = GEMM + "".join(
+        f"{gpu},{shape},{source}\n"
+        for gpu, source in (
+            ("A100-SXM4-80GB", "vidur/mlp_up_proj"), ("A100-PCIE-80GB", "vidur/mlp_up_proj"),
+            ("A100-SXM4-80GB", "aic012/sglang-0.5.10"),
+        )
+    )  # fmt: skip
+    _, rows = _run(tmp_path, text)
+    named, card, sxm = (float(row["predicted_us"]) for row in rows)
+    assert named == card
+    assert sxm < 0.97 * card
+
+
 def test_a_fallback_is_counted(tmp_path: Path) -> None:
     scores, rows = _run(tmp_path, GEMM + "A100-SXM4-80GB,fp8,1,4096,4096,4096,600,\n", allow_fallback=True)
     assert scores.num_fallbacks == 1
