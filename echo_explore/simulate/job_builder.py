@@ -235,7 +235,8 @@ class JobBuilder:
         reduced = [bucket for bucket in buckets if self._group(expert=bucket.expert) > 1]
         sharded = bool(candidate.recipe.distributed_optimizer)
         kind = Collective.REDUCE_SCATTER if sharded and not self._sums_whole else Collective.ALL_REDUCE
-        gradient_bytes = GRADIENT_BYTES[candidate.stack.main_gradient_dtype(candidate.recipe.precision)]
+        summed = candidate.stack.summed_gradient_dtype if self._sums_whole else ""
+        gradient_bytes = GRADIENT_BYTES[summed or candidate.stack.main_gradient_dtype(candidate.recipe.precision)]
         reductions, gathers = [], []
         for bucket in reduced:
             size = bucket.num_elements * gradient_bytes

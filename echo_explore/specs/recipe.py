@@ -165,7 +165,9 @@ class MemorySpec(StrictModel):
     frees_stage_outputs: bool = False
 
 
-SplitRule = Literal["none", "first-last-light", "balanced", "balanced-or-last", "remainder-first", "by-compute"]
+SplitRule = Literal[
+    "none", "first-last-light", "balanced", "balanced-or-last", "remainder-first", "by-compute", "modules"
+]
 Fp8Scales = Literal["known", "tensor", "row"]
 
 
@@ -202,6 +204,14 @@ class StackProfile(StrictModel):
         keeps_model_gradients: beside main gradients of `gradient_dtype` every parameter keeps one of its own type.
         sums_whole_gradients: with the distributed optimizer gradients are summed by one all-reduce after the last
             backward of a stage, not scattered bucket by bucket (megatron only).
+        summed_gradient_dtype: type in which those sums travel; empty: that of the main gradients.
+        gate_apart: the gate of a dense MLP is a product of its own beside that which it gates (megatron only).
+        blocking_input_gradients: tensor-parallel ranks sum the gradient of a product's input, one product after the
+            other, when that of its weight is made too; else beside the latter (megatron without sequence parallelism).
+        gathered_loss: tensor-parallel ranks gather the logits, and each makes the whole loss in fp32, and the accuracy
+            (megatron only).
+        reads_sequence_lengths: ahead of each fused attention the host waits for the GPU to read the longest sequence of
+            a packed batch (megatron only).
         fused_loss: the cross-entropy is one kernel of a library even where fusion is eager; not for megatron.
         logit_metrics: cross-entropies that the trainer computes on the logits of every micro-batch beside the loss, as
             metrics; not for megatron.
@@ -264,6 +274,11 @@ class StackProfile(StrictModel):
     keeps_gathered_inputs: bool = False
     keeps_model_gradients: bool = False
     sums_whole_gradients: bool = False
+    summed_gradient_dtype: Literal["", "fp32", "bf16", "fp16"] = ""
+    gate_apart: bool = False
+    blocking_input_gradients: bool = False
+    gathered_loss: bool = False
+    reads_sequence_lengths: bool = False
     fused_loss: bool = False
     logit_metrics: int = Field(default=0, ge=0, le=8)
     fp8_scales: Fp8Scales = "known"

@@ -17,7 +17,9 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str, *, num
             chunks; `balanced-or-last` is `balanced` where that divides, else all chunks hold the same and the last what
             is left, beside loss and multi-token prediction; `remainder-first` gives the surplus layers to the first
             chunks. `by-compute` splits always, by matrix sizes of layers and output layer (nanotron), and may leave
-            chunks before the last without a layer.
+            chunks before the last without a layer. `modules` splits always: embedding, every layer, the last norm and
+            the output layer count one each, and the first chunks hold the surplus (Aleph Alpha scaling, 2024,
+            pipeline_partitioning.py, pipe_partition_uniform).
         num_copies: copies of the model that the pp * vpp chunks hold.
 
     Raises:
@@ -25,7 +27,7 @@ def layers_of_chunks(model: ModelSpec, layout: ParallelConfig, rule: str, *, num
     """
     split = _split(model, layout, rule, num_copies)
     empty = [chunk for chunk, count in enumerate(split[1:-1], start=1) if count == 0]
-    if empty and (layout.layer_split or rule != "by-compute"):
+    if empty and (layout.layer_split or rule not in ("by-compute", "modules")):
         raise SpecError(
             "layer_split",
             str(list(split)),
@@ -51,6 +53,8 @@ def _split(model: ModelSpec, layout: ParallelConfig, rule: str, num_copies: int)
         return layout.layer_split
     if rule == "by-compute":
         return _by_compute(model, chunks)
+    if rule == "modules" and chunks > 1:
+        return _by_modules(layers, chunks)
     each, rest = divmod(layers, chunks)
     if rest == 0:
         return (each,) * chunks
@@ -89,6 +93,18 @@ def _by_compute(model: ModelSpec, chunks: int) -> tuple[int, ...]:
         split[chunk] += 1
         if number * layer > total * ((chunk + 1) / chunks):
             chunk += 1
+    return tuple(split)
+
+
+def _by_modules(layers: int, chunks: int) -> tuple[int, ...]:
+    """Equal numbers of modules, one more on each of the first chunks; norm and output layer are the last two."""
+    each, rest = divmod(layers + 3, chunks)
+    split = [each + (chunk < rest) for chunk in range(chunks)]
+    split[0] -= 1
+    split[-1] -= 2
+    if split[-1] < 0:
+        rule = f"with embedding, norm and output layer leaves less than two modules for each of {chunks} chunks"
+        raise SpecError("num_layers", layers, f"{rule}, and norm and output layer would lie apart", "use fewer stages")
     return tuple(split)
 
 

@@ -17,6 +17,12 @@ from echo_explore.tracing.lora import adapt
 from echo_explore.tracing.megatron_activation import has_own_experts
 from echo_explore.tracing.megatron_cluster import Degrees
 from echo_explore.tracing.megatron_config import Schedule
+from echo_explore.tracing.plain_parallel import (
+    gate_apart_spec,
+    gather_loss,
+    sum_input_gradients_last,
+    wait_for_lengths,
+)
 from echo_explore.tracing.request import TraceRequest, unsupported
 
 
@@ -52,6 +58,8 @@ def _block_spec(request: TraceRequest, config: Any, stage: int | None) -> Any:
             parts.core_attention = unfused_alibi_attention()
         if kind == "moe" and has_own_experts(request.model):
             spec.submodules.mlp.submodules.experts = experts_spec()
+        if request.gate_apart and kind == "dense":
+            gate_apart_spec(spec)
         if eager_norm:
             spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = EagerRmsNorm
         return spec
@@ -122,6 +130,12 @@ def build_chunks(
             adapt(chunk, rank=request.lora_rank, targets=request.lora_targets, dropout=request.lora_dropout)
         elif request.keeps_gathered_inputs:
             keep_gathered_inputs(chunk)
+        if request.blocking_input_gradients:
+            sum_input_gradients_last(chunk)
+        if request.reads_sequence_lengths:
+            wait_for_lengths(chunk)
+        if request.gathered_loss and chunk.post_process:
+            gather_loss(chunk)
         _take_half_precision(chunk, config)
         if request.pads_experts:
             _pad_experts(chunk)

@@ -28,6 +28,8 @@ class TraceRequest:
         expert_rank: expert-parallel rank that is played; -1: that whose experts get most.
         fp8_scales: see StackProfile; `known` where nothing is in fp8.
         fused_loss: the cross-entropy is one kernel of a library even where nothing else is fused.
+        gate_apart, blocking_input_gradients, gathered_loss, reads_sequence_lengths: as in StackProfile; false where
+            they change nothing.
     """
 
     model: ModelSpec
@@ -61,6 +63,10 @@ class TraceRequest:
     fused_router: bool = False
     pads_experts: bool = False
     expert_rank: int = -1
+    gate_apart: bool = False
+    blocking_input_gradients: bool = False
+    gathered_loss: bool = False
+    reads_sequence_lengths: bool = False
 
     @property
     def lays_out_attention(self) -> bool:
@@ -74,6 +80,8 @@ class TraceRequest:
         request = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
         request["recompute"] = traced_form(self.recompute)
         _leave_out(request, {"pads_experts": False, "expert_rank": -1, "lora_dropout": False})
+        plain = ("gate_apart", "blocking_input_gradients", "gathered_loss", "reads_sequence_lengths")
+        _leave_out(request, dict.fromkeys(plain, False))
         if self.lays_out_attention:  # younger than TRACER_VERSION; traces of other jobs are found as before
             request["attention_layout"] = "transformer-engine"
         _leave_out(model, {"yarn_scaling_factor": 1.0})
@@ -207,8 +215,23 @@ def request_of(candidate: Candidate) -> TraceRequest:
         lora_targets=(recipe.lora_targets or ()) if recipe.lora_rank else (),
         lora_dropout=recipe.lora_rank > 0 and candidate.stack.lora_dropout > 0,
         keeps_gathered_inputs=candidate.stack.keeps_gathered_inputs and layout.sequence_parallel,
+        **_plain_parts_of(candidate),
         **_experts_of(candidate),
     )
+
+
+def _plain_parts_of(candidate: Candidate) -> dict[str, Any]:
+    """Which parts of a Megatron model are written as its trainer has them, where that changes something."""
+    stack, layout, model = candidate.stack, candidate.layout, candidate.model
+    if stack.framework != "megatron":
+        return {}
+    alone = layout.tensor_parallel > 1 and not layout.sequence_parallel
+    return {
+        "gate_apart": stack.gate_apart and model.gated and "dense" in model.layer_kinds,
+        "blocking_input_gradients": stack.blocking_input_gradients and alone,
+        "gathered_loss": stack.gathered_loss,
+        "reads_sequence_lengths": stack.reads_sequence_lengths and candidate.recipe.attention == "flash",
+    }
 
 
 def _experts_of(candidate: Candidate) -> dict[str, Any]:

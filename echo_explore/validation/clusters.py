@@ -59,14 +59,6 @@ CLUSTER_RULES = (
     ),
     ClusterRule(
         gpu=_A100_80,
-        fabric=r"^HDR InfiniBand",
-        cluster="a100-80gb-hdr",
-        node={"num_nics": 1},
-        # Approximation: the text counts no cards, so one is taken; over-estimates traffic between hosts with more.
-        why="HDR without a count of cards (arXiv 2311.05610, 2023); steps over 32 hosts lose what one card costs",
-    ),
-    ClusterRule(
-        gpu=_A100_80,
         fabric=r"RoCE",
         cluster="a100-80gb-hdr",
         network=_ROCE,

@@ -166,3 +166,17 @@ def test_a_stack_may_sum_gradients_whole_under_the_distributed_optimizer() -> No
     assert not built.overlap_grad_reduce
     scattered = _job(layout="tp=8,pp=1,dp=2", overrides=overrides).stages[0].chunks[0].buckets
     assert bucket.message_bytes == pytest.approx(sum(b.message_bytes for b in scattered), rel=1e-3)
+
+
+def test_gradients_that_are_summed_in_fp32_travel_so() -> None:
+    """Aleph Alpha's trainer keeps gradients in bf16 and sums copies of them in fp32."""
+    job = candidate(layout="tp=8,pp=1,dp=2", overrides=("recipe.distributed_optimizer=true",))
+    sizes = []
+    for summed in ("", "fp32"):
+        update = {"sums_whole_gradients": True, "gradient_dtype": "bf16", "summed_gradient_dtype": summed}
+        changed = replace(job, stack=job.stack.model_copy(update=update))
+        model = simulator()
+        pricer = Pricer(changed, compute=model.compute, collective=model.collective, what_if=WhatIf())
+        built = JobBuilder(changed, model.tracer.trace(request_of(changed)), pricer, WhatIf()).job
+        sizes.append(built.stages[0].chunks[0].buckets[0].message_bytes)
+    assert sizes[1] == 2 * sizes[0]

@@ -65,6 +65,15 @@ def test_by_compute_weighs_the_output_layer() -> None:
     assert layers_of_chunks(small, ParallelConfig(pipeline_parallel=2), "by-compute") == (11, 5)
 
 
+def test_by_modules_embedding_norm_and_output_layer_count_one_each() -> None:
+    """40 layers over 4 stages: 43 modules are 11, 11, 11 and 10 (Aleph Alpha scaling, 2024, pipe_partition_uniform)."""
+    layout = ParallelConfig(pipeline_parallel=4)
+    assert layers_of_chunks(model(40), layout, "modules") == (10, 11, 11, 8)
+    assert layers_of_chunks(model(40), ParallelConfig(pipeline_parallel=1), "modules") == (40,)
+    with pytest.raises(SpecError, match="less than two modules for each of 4 chunks"):
+        layers_of_chunks(model(2), layout, "modules")
+
+
 def test_an_explicit_split_wins_and_must_add_up() -> None:
     layout = ParallelConfig(pipeline_parallel=3, layer_split=(1, 2, 3))
     assert layers_of_chunks(model(6), layout, "none") == (1, 2, 3)

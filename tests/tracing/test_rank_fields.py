@@ -62,6 +62,10 @@ DENSE, EXPERTS = ("llama3-8b", "tp=2,sp=1,pp=2,vpp=2"), ("mixtral-8x7b", "tp=1,e
         (DENSE, "stack.bucket_elements=80000000"),
         (DENSE, "stack.gradient_dtype=bf16"),
         (DENSE, "stack.keeps_gathered_inputs=true"),
+        (DENSE, "stack.gate_apart=true"),
+        (("llama3-8b", "tp=2,sp=0"), "stack.blocking_input_gradients=true"),
+        (DENSE, "stack.gathered_loss=true"),
+        (DENSE, "stack.reads_sequence_lengths=true"),
         (EXPERTS, "stack.fused_router=true"),
     ],
 )  # fmt: skip
