@@ -50,6 +50,7 @@ STACK_RULES = (
     StackRule(framework=r"gpt-neox", stack="megatron-deepspeed"),  # Megatron's layers, DeepSpeed's engine: 2204.06745
     StackRule(framework=r"megatron-deepspeed", stack="megatron-deepspeed"),
     StackRule(framework=r"aleph-alpha", stack="aleph-scaling"),
+    StackRule(framework=r"megatron-lm", version=r"^202(0|1-0[1-9])", stack="megatron-2021"),
     StackRule(framework=r"megatron-lm", version=r"^202[0-3]", stack="megatron-2022"),
     StackRule(framework=r"megatron-lm|megatron-core", stack="megatron-core"),
     StackRule(

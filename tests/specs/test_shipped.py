@@ -48,6 +48,7 @@ STACKS = (
     *(
         "megatron-core",
         "megatron-fsdp",
+        "megatron-2021",
         "megatron-2022",
         "megatron-deepspeed",
         "aleph-scaling",

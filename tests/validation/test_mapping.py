@@ -45,6 +45,7 @@ def test_a_plain_run() -> None:
     ("cells", "stack"),
     [
         ({"framework": "megatron-lm", "framework_version_or_date": "2022-05"}, "megatron-2022"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2021-04 (commit 6985e589)"}, "megatron-2021"),
         ({"framework": "megatron-lm", "framework_version_or_date": "2025-01"}, "megatron-core"),
         ({"framework": "megatron-deepspeed"}, "megatron-deepspeed"),
         ({"framework": "deepspeed zero-3", "framework_version_or_date": "2021-04"}, "deepspeed-zero3"),
