@@ -64,6 +64,9 @@ LIKE: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Devices whose measurements serve another one, best first: the same silicon with other memory, links or housing
 (NVIDIA data sheets: A100 2021, H100 2023, GH200 2023, HGX B300 2025, V100 2020; H800: arXiv 2505.09343, section 4)."""
+LARGEST_BATCH = 64.0
+"""Products of larger batches in 16 bits take no longer than parts of so many in turn; the tables have single ones, so
+that the networks know large batches least (2026-12-01)."""
 LIKE_SIGMA_LOG = 0.05
 """Uncertainty of borrowing so: cards of one GPU differ by that much between tables (A100 and H100, 2026-11-30)."""
 
@@ -168,11 +171,18 @@ def learned_gemm(shape: Floats, chip: Chip, precision: str, *, source: str = "")
         least: Floats = np.maximum(time, np.maximum(2.0 * np.prod(rows, axis=1) / peak, moved_s))
         return least
 
-    time = bounded(shape)
+    def in_parts(rows: Floats) -> Floats:
+        time = bounded(rows)
+        if half and (large := np.flatnonzero(rows[:, 0] > LARGEST_BATCH)).size:
+            part = np.column_stack([np.full(large.size, LARGEST_BATCH), rows[large, 1:]])
+            time[large] = np.minimum(time[large], rows[large, 0] / LARGEST_BATCH * bounded(part))
+        return time
+
+    time = in_parts(shape)
     if chip.architecture == "ampere" and precision in UNALIGNED_BATCHED_FRACTION:
         slow = unaligned_batched_s(shape, peak, element, UNALIGNED_BATCHED_FRACTION[precision])
         if (rows := np.flatnonzero(slow > time)).size:
-            time[rows] = np.maximum(time[rows], np.minimum(slow[rows], _fastest_whole_s(shape[rows], bounded)))
+            time[rows] = np.maximum(time[rows], np.minimum(slow[rows], _fastest_whole_s(shape[rows], in_parts)))
     return Learned(time_s=time, sigma_log=sigma, generic=generic)
 
 

@@ -160,10 +160,18 @@ def test_measured_devices_are_surer_than_others() -> None:
 def test_a_source_that_was_seen_differs_from_the_middle_of_all() -> None:
     shape, chip = _shape(8192, 8192, 8192), named_chip("A100-SXM4-80GB")
     slow, fast, middle, other = (
-        learned_gemm(shape, chip, "bf16", source=s).time_s[0] for s in ("vidur", "aic012/vllm-0.14.0", "", "mine")
+        learned_gemm(shape, chip, "bf16", source=s).time_s[0]
+        for s in ("aic012/sglang-0.5.10", "aic012/vllm-0.14.0", "", "mine")
     )
     assert fast < middle < slow
     assert middle == other
+
+
+def test_a_large_batch_takes_no_longer_than_its_parts_in_turn() -> None:
+    for chip in map(named_chip, GPUS):
+        shapes = (np.array([[batch, 1024.0, 128.0, 1024.0]]) for batch in (512.0, 64.0))
+        whole, part = (learned_gemm(shape, chip, "fp16").time_s[0] for shape in shapes)
+        assert whole <= 8 * part * (1 + 1e-9)
 
 
 def test_small_extents_cost_what_the_smallest_of_the_tables_costs() -> None:
