@@ -11,7 +11,7 @@ STAMP := $(VENV)/.stamp
 export PYTHON
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup search test test-all lint clean dist
+.PHONY: help setup search test test-all lint quick-checks types quick-tests all-tests clean dist
 
 help:
 	@echo 'make search    set up if needed, then search the layouts of GPT-3 175B on 96 H800s'
@@ -32,22 +32,35 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 search: $(STAMP)
 	@exec $(BIN)/echo-explore search $(SPACE) $(ARGS)
 
-# --dist loadgroup: tests/conftest.py keeps the tests that start Ray, and those that import torch, on one worker each.
+# --dist loadgroup: tests/conftest.py keeps the tests that start Ray, and those of a file that import torch, on one worker.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# mypy keeps one core busy for a minute or two where it has nothing cached, so it runs beside the tests.
+BESIDE := $(MAKE) --no-print-directory -j 2 types
 
 # Without this Ray writes an access token into the home of whoever runs the tests.
 test test-all: export RAY_AUTH_MODE := disabled
-test: lint
+test: quick-checks
+	@$(BESIDE) quick-tests
+
+test-all: quick-checks
+	@$(BESIDE) all-tests
+
+quick-tests: $(STAMP)
 	@exec $(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-test-all: lint
-	@exec $(PYTEST) -rs $(PYTEST_ARGS)
+all-tests: $(STAMP)
+	@exec $(PYTEST) -rs --hypothesis-profile full $(PYTEST_ARGS)
 
-lint: $(STAMP)
+lint: quick-checks types
+
+quick-checks: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
 
 dist: $(STAMP)
 	rm -rf build dist

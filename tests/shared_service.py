@@ -9,6 +9,9 @@ import pytest
 from echo_explore.graph import RankTrace, Trace
 from echo_explore.tracing import TraceRequest, TraceService
 from echo_explore.tracing.rank_request import RankRequest
+from echo_explore.tracing.transformers_request import TransformersJob
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 class SharedService(TraceService):
@@ -18,6 +21,7 @@ class SharedService(TraceService):
         super().__init__()
         self._traces: dict[str, Trace] = {}
         self._ranks: dict[str, RankTrace] = {}
+        self._examples: dict[tuple[Path, str, int, int], RankTrace] = {}
 
     def trace(self, request: TraceRequest, path: Path | None = None) -> Trace:
         """The trace of a request; made anew where a file of it is wanted."""
@@ -33,6 +37,22 @@ class SharedService(TraceService):
         key = _text(request.to_json())
         if key not in self._ranks:
             self._ranks[key] = super().rank_step_request(request)
+        return self._ranks[key]
+
+    def script_step(self, script: Path, function: str, *, world_size: int, rank: int) -> RankTrace:
+        """The step of a script; once for those that are shipped."""
+        if script.parent != EXAMPLES:
+            return super().script_step(script, function, world_size=world_size, rank=rank)
+        key = script, function, world_size, rank
+        if key not in self._examples:
+            self._examples[key] = super().script_step(script, function, world_size=world_size, rank=rank)
+        return self._examples[key]
+
+    def transformers_step(self, job: TransformersJob, rank: int = 0) -> RankTrace:
+        """The step of a model of transformers."""
+        key = _text({"job": job.to_json(), "rank": rank})
+        if key not in self._ranks:
+            self._ranks[key] = super().transformers_step(job, rank)
         return self._ranks[key]
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ def memory_lower_bound(candidate: Candidate) -> float:
         each = replace(each, gradient_bytes=0.0, optimizer_bytes=0.0)
     matrices = replace(each, optimizer_bytes=each.optimizer_bytes if (m := each.matrix_optimizer_bytes) is None else m)
     kinds = model.layer_kinds
+    layer_bytes = {kind: _layer_bytes(candidate, kind, matrices) for kind in set(kinds)}
     stages = [0.0] * layout.pipeline_parallel
     padded = candidate.stack.framework == "megatron"  # others do not pad the vocabulary
     table = embedding_weights(model, layout.tensor_parallel, padded=padded) * _each(each, each.dense_shards)
@@ -29,7 +30,7 @@ def memory_lower_bound(candidate: Candidate) -> float:
         for chunk, num_layers in enumerate(candidate.chunk_layers, start=copy * chunks):
             stage = int(stage_of[chunk])
             for kind in kinds[first : first + num_layers]:
-                stages[stage] += _layer_bytes(candidate, kind, matrices)
+                stages[stage] += layer_bytes[kind]
             first += num_layers
     with_embedding, with_head = stage_of[::chunks].tolist(), stage_of[chunks - 1 :: chunks].tolist()
     for stage in range(len(stages)):

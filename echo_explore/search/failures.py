@@ -19,7 +19,8 @@ MAX_FAILURE_FRACTION: Final = 0.05
 
 def standing_failures(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Of each point whose last trial failed, that trial; in trial order."""
-    last = {record.point: record for record in records}
+    failed = {record.point for record in records if record.state == "failed"}
+    last = {record.point: record for record in records if record.point in failed} if failed else {}
     return tuple(sorted((r for r in last.values() if r.state == "failed"), key=lambda r: r.trial))
 
 

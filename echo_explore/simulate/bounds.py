@@ -44,7 +44,8 @@ def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) ->
     layout = candidate.layout
     recompute = candidate.recipe.recompute
     words = {word for count in candidate.chunk_layers for word in recompute_of_layers(recompute, count)}
-    kinds = set(candidate.model.layer_kinds)
+    layer_kinds = candidate.model.layer_kinds
+    kinds = set(layer_kinds)
     peak = _peak_flop_per_s(candidate)
     stage_gpus = candidate.num_gpus // layout.pipeline_parallel
     slowest = slowest_factor(stage_gpus, candidate.cluster.device.clock_spread_fraction)
@@ -60,7 +61,7 @@ def lower_bounds(candidate: Candidate, products: LayerProducts | None = None) ->
     schedule = candidate.schedule
     stage_of, _ = schedule.stage_and_chunk()
     for count in candidate.chunk_layers:
-        here = candidate.model.layer_kinds[first : first + count]
+        here = layer_kinds[first : first + count]
         chunks.append(sum(layer[pair] for pair in zip(here, recompute_of_layers(recompute, count), strict=True)))
         first += count
     for place, stage in enumerate(stage_of.tolist()):  # of two copies each does half of the micro-batches

@@ -1,5 +1,6 @@
 """What a model is: dimensions of a decoder-only transformer, dense or mixture of experts."""
 
+import functools
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -180,24 +181,31 @@ class ModelSpec(StrictModel):
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """What each layer is, in order: `dense` or `moe`, with `-window` behind it where attention has a window."""
-        every = self.full_attention_every
-        windowed = [self.attention_window > 0 and not (every and (i + 1) % every == 0) for i in range(self.num_layers)]
-        return tuple(
-            kind + (WINDOWED if has_window else "")
-            for kind, has_window in zip(self.feed_forward_kinds, windowed, strict=True)
-        )
+        return _with_windows(self.feed_forward_kinds, self.attention_window, self.full_attention_every)
 
     @property
     def feed_forward_kinds(self) -> tuple[FeedForwardKind, ...]:
         """`dense` or `moe` for each layer, in order."""
-        moe = self.moe
-        kinds: list[FeedForwardKind] = [
-            "dense"
-            if moe is None or i < moe.first_dense_layers or (i - moe.first_dense_layers) % moe.layer_frequency
-            else "moe"
-            for i in range(self.num_layers)
-        ]
-        return tuple(kinds)
+        if self.moe is None:
+            return _mixed(self.num_layers, self.num_layers, 1)
+        return _mixed(self.num_layers, self.moe.first_dense_layers, self.moe.layer_frequency)
+
+
+@functools.lru_cache(maxsize=128)  # searches ask for them in every bound, several times
+def _mixed(num_layers: int, first_dense_layers: int, layer_frequency: int) -> tuple[FeedForwardKind, ...]:
+    kinds: list[FeedForwardKind] = [
+        "dense" if i < first_dense_layers or (i - first_dense_layers) % layer_frequency else "moe"
+        for i in range(num_layers)
+    ]
+    return tuple(kinds)
+
+
+@functools.lru_cache(maxsize=128)
+def _with_windows(kinds: tuple[FeedForwardKind, ...], attention_window: int, full_every: int) -> tuple[str, ...]:
+    if attention_window <= 0:
+        return kinds
+    is_full = [full_every > 0 and (i + 1) % full_every == 0 for i in range(len(kinds))]
+    return tuple(kind + ("" if full else WINDOWED) for kind, full in zip(kinds, is_full, strict=True))
 
 
 def feed_forward_kind(kind: str) -> FeedForwardKind:

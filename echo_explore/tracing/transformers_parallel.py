@@ -144,7 +144,7 @@ def _register_conv_styles() -> None:
     if _CONV_COLUMNS in ALL_PARALLEL_STYLES:
         return
 
-    class Conv(TensorParallelLayer):
+    class Conv(TensorParallelLayer):  # type: ignore[misc]
         """Placements of matrix, bias, input and result."""
 
         def __init__(self, weight: Any, bias: Any, given: Any) -> None:

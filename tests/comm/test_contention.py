@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -23,6 +23,7 @@ from echo_explore.graph.kinds import Collective
 from echo_explore.specs import ClusterSpec, load_cluster
 from echo_explore.topology import Network, cluster_network
 from echo_explore.topology.routing import Routes, Spread, route
+from tests.examples import examples
 
 BASE = load_cluster("h100-ndr")
 
@@ -84,7 +85,7 @@ def test_rates_are_the_max_min_optimum_of_a_linear_program(pattern: str, spread:
     assert rates == pytest.approx(lp_max_min(matrix(SMALL, routes)), rel=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)), min_size=1, max_size=40),
     st.sampled_from(["hash", "spray"]),
@@ -133,7 +134,7 @@ def python_max_min(shares: np.ndarray) -> np.ndarray:
     return rates
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 10_000), st.booleans())
 def test_times_equal_those_of_the_slow_engine(seed: int, late: bool) -> None:
     rng = np.random.default_rng(seed)

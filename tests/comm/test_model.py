@@ -14,6 +14,7 @@ from echo_explore.core import MissingCalibration, PlacementError, SpecError
 from echo_explore.graph import Collective, DType
 from echo_explore.specs import ClusterSpec, load_cluster
 from echo_explore.topology import GroupShape
+from tests.examples import examples
 
 MODEL = HierarchicalModel.shipped()
 NAMES = ("a100-40gb-hdr", "h100-ndr", "h100-p5-efa", "h800-ndr", "b200-ndr", "gb200-nvl72", "mi300x-roce", "v100-25gbe")
@@ -359,7 +360,7 @@ def test_bus_factors_of_nccl_tests(kind: Collective, factor: float) -> None:
 SIX_OVER_TWO = GroupShape(num_ranks=6, ranks_per_node=3)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     groups().filter(lambda g: g.num_nodes > 1),
     st.sampled_from((Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.comm.choice import Capabilities
@@ -18,6 +18,7 @@ from echo_explore.graph.kinds import Axis, Collective
 from echo_explore.specs import ClusterSpec, ParallelConfig, Placement, load_cluster
 from echo_explore.topology import GroupShape, axis_groups, cluster_network, group_shape, pipeline_boundary
 from echo_explore.topology.routing import route
+from tests.examples import examples
 
 BASE = load_cluster("h100-ndr")
 MODEL = HierarchicalModel.shipped()
@@ -128,7 +129,7 @@ def use_of(part: tuple[float, float, float]) -> LinkUse:
 PARTS = st.tuples(*[st.floats(0.0, 1.0)] * 3).map(lambda p: (1.0, p[1], p[2]) if max(p) < 0.5 else p)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(PARTS, PARTS)
 def test_no_level_carries_more_than_it_can_and_nobody_waits_for_nothing(
     first: tuple[float, float, float], second: tuple[float, float, float]
@@ -160,7 +161,7 @@ def test_bad_uses_are_refused() -> None:
         link_use(Collective.BARRIER, pair, links)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.floats(10, 31), st.sampled_from([4, 8, 16, 64]), st.floats(1.0, 8.0), st.floats(1.0, 8.0))
 def test_unequal_parts_never_change_what_runs(power: float, ranks: int, first: float, second: float) -> None:
     low, high = sorted((first, second))

@@ -25,6 +25,7 @@ from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DType, OpClass, OpRow, Phase, build_graph
 from echo_explore.specs import load_cluster
 from tests.compute.graphs import device, gemm, stack
+from tests.examples import examples
 
 GPUS = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM", "B200-SXM", "GB300", "H20", "L40S", "MI300X", "V100-SXM2")
 MODEL = RooflineModel.shipped()
@@ -44,7 +45,7 @@ def _shape(*sizes: int) -> np.ndarray:
 @example(named_chip("A100-SXM4-80GB"), "bf16", 64, 2048, 2048, 600, 3)  # 150 leaves the matrix units, 600 does not
 @example(named_chip("A100-SXM4-80GB"), "bf16", 64, 2048, 150, 2400, 3)
 @example(named_chip("A100-SXM4-80GB"), "bf16", 64, 65536, 3, 4096, 2)  # a quarter of 3 is 1
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_quarter_of_any_n_or_k_is_not_slower(
     chip: Chip, precision: str, batch: int, m: int, n: int, k: int, column: int
 ) -> None:
@@ -91,7 +92,7 @@ def test_narrow_products_of_a_graph_are_learned_where_a_table_has_the_gpu_and_ph
 
 
 @given(gpus, st.sampled_from(sorted(GEMM_NETWORKS)), st.integers(1, 64), *[extents] * 3)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_products_are_bounded_by_the_roofline(chip: Chip, precision: str, batch: int, m: int, n: int, k: int) -> None:
     if precision not in chip.peak_flop_per_s:
         with pytest.raises(MissingCalibration, match=f"{precision}: .* has no such rate; fix: use one of"):
@@ -108,7 +109,7 @@ def test_products_are_bounded_by_the_roofline(chip: Chip, precision: str, batch:
 
 
 @given(gpus, st.integers(1, 16), st.integers(1, 64), st.integers(1, 70_000), st.integers(16, 512), st.booleans())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_attention_is_bounded_by_the_roofline(
     chip: Chip, batch: int, heads: int, sequence: int, width: int, causal: bool
 ) -> None:

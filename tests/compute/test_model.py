@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.compute import RooflineModel
@@ -14,6 +14,7 @@ from echo_explore.core import MissingCalibration, SpecError
 from echo_explore.graph import DTYPE_BYTES, Collective, DType, OpClass, OpKind, OpRow, Phase, build_graph
 from echo_explore.specs import DeviceSpec, JobOptions, candidate_of
 from tests.compute.graphs import attention, device, gemm, gpt_layer, stack, stream
+from tests.examples import examples
 
 MODEL = RooflineModel.shipped()
 CLUSTERS = (
@@ -47,7 +48,7 @@ def test_products_are_never_faster_than_the_roofline(
 
 
 @given(devices, st.integers(1, 32_768), extents, extents, st.sampled_from(["n", "k"]))
-@settings(max_examples=200)
+@examples(200)
 def test_a_quarter_of_n_or_k_is_not_slower(spec: DeviceSpec, m: int, n: int, k: int, cut: str) -> None:
     whole, quarter = gemm(1, m, n, k), gemm(1, m, n // 4 if cut == "n" else n, k // 4 if cut == "k" else k)
     times = _times([whole, quarter], spec)

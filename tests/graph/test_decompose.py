@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.graph import (
@@ -24,6 +24,7 @@ from echo_explore.graph import (
 )
 from echo_explore.testing.strategies import equal_stages_job, interference
 from echo_explore.timeline import simulate_step
+from tests.examples import examples
 from tests.graph import support
 
 N, TOKENS, WIDTH, OUT = 4, 2048, 1024, 512
@@ -225,7 +226,7 @@ def test_waits_and_forward_ops_keep_their_rows() -> None:
     assert graph.op_class[last.forward_op + 1] == OpClass.NORM
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(rows=support.op_rows(), method=st.sampled_from(["userbuffers", "async-tp"]))
 def test_rows_and_graphs_are_the_same(rows: list[OpRow], method: OverlapMethod) -> None:
     graph = build_graph(rows)

@@ -1,11 +1,12 @@
 """A forward and a backward run as one: nothing is lost, exchanges run beside the other graph."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.graph import Axis, Collective, DType, OpKind, OpRow, Phase, TimedGraph, build_graph
 from echo_explore.graph.interleave import exchanges, interleave
+from tests.examples import examples
 
 
 def timed(rows: list[OpRow]) -> TimedGraph:
@@ -41,7 +42,7 @@ def graphs(draw: st.DrawFn, phase: Phase) -> TimedGraph:
     return timed(rows)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(graphs(Phase.BACKWARD), graphs(Phase.FORWARD))
 def test_nothing_is_lost_and_each_keeps_its_order(first: TimedGraph, second: TimedGraph) -> None:
     merged = interleave(first, second)

@@ -11,6 +11,7 @@ from echo_explore.memory import StageMemory, memory_lower_bound, memory_profile
 from echo_explore.memory.profile import count_communicators, fragmentation_bytes
 from echo_explore.memory.static_state import state_bytes, static_state
 from echo_explore.specs import Candidate, MemorySpec, ModelSpec, MoeSpec, ParallelConfig, load_stack
+from tests.examples import examples
 from tests.memory.traces import MODEL, candidate_of, layer_activation_bytes, trace_of
 
 MIXTURE = MODEL.model_copy(
@@ -296,7 +297,7 @@ def test_a_larger_micro_batch_never_needs_less(layout: ParallelConfig, recipe: d
     assert peak(1) <= peak(2) * (1 + 1e-12) <= peak(4) * (1 + 1e-12) ** 2
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(layouts(), RECIPES)
 def test_the_peak_never_rises_with_tensor_parallelism_zero_or_recomputation(
     layout: ParallelConfig, recipe: dict[str, Any]

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
@@ -13,6 +13,7 @@ from echo_explore.search.point import SearchPoint
 from echo_explore.search.space import enumerate_points, resolve_space, with_objective
 from echo_explore.specs import SearchSpace, load_space
 from echo_explore.specs.recompute import KINDS
+from tests.examples import examples
 from tests.search.support import MAIN_SPACE, SMALL, resolved, write_space
 
 
@@ -154,7 +155,7 @@ def _divisors(values: list[int]) -> st.SearchStrategy[list[int]]:
     return st.lists(st.sampled_from(values), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 @given(
     gpus=st.lists(st.sampled_from([8, 16, 32, 48, 96]), min_size=1, max_size=2, unique=True),
     tensor=_divisors([1, 2, 3, 4, 8, 16]),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.graph import Axis, Collective
@@ -11,6 +11,7 @@ from echo_explore.simulate import Prediction, SimulationOptions, WhatIf, parse_w
 from echo_explore.simulate.expert_loads import expert_loads
 from echo_explore.simulate.pricing import Pricer
 from echo_explore.specs import Candidate
+from tests.examples import examples
 from tests.simulate.support import candidate, simulator
 
 EVEN = "1 " * 8
@@ -92,7 +93,7 @@ def test_loads_and_slow_replicas_together(tmp_path: Path) -> None:
     assert split.num_rank_classes == 4
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     power=st.floats(10.0, 30.0),
     layout=st.sampled_from(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import EchoError
@@ -18,6 +18,7 @@ from echo_explore.specs import Candidate
 from echo_explore.testing.traces import HandmadeTracer
 from echo_explore.timeline import PipelineJob
 from echo_explore.tracing.request import request_of
+from tests.examples import examples
 from tests.simulate.support import candidate, simulator
 
 
@@ -166,7 +167,7 @@ def test_what_a_stack_does_not_do_is_refused(job: dict[str, Any], message: str) 
 
 
 @given(st.lists(st.integers(1, 50_000_000), max_size=40), st.integers(1, 2**20), st.integers(2**20, 2**25))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_parameter_is_in_one_bucket(sizes: list[int], first: int, others: int) -> None:
     buckets = ddp_buckets(sizes, first_bytes=first, others_bytes=others)
     assert [i for bucket in buckets for i in bucket] == list(range(len(sizes)))[::-1]

@@ -4,15 +4,16 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.specs import candidate_of, job_options
 from echo_explore.specs.routing import Routing
+from tests.examples import examples
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(1, 6), st.integers(0, 500), st.data())
 def test_counts_add_up(each: int, tokens: int, data: st.DataObject) -> None:
     experts = data.draw(st.integers(each, 16))

@@ -3,25 +3,26 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
 from echo_explore.graph import Collective
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
 from echo_explore.timeline import GradientBucket, PipelineJob, cheap_bound, simulate_step, step_time_lower_bound
+from tests.examples import examples
 
 WHOLE_BACKWARDS = ("no-pipelining", "1f1b", "interleaved", "gpipe")
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.5)]))
 def test_never_above_the_simulation(job: PipelineJob, slow: tuple[float, float]) -> None:
     step = simulate_step(job, interference=interference(*slow), fidelity="kernel")
     assert step_time_lower_bound(job) <= step.step_time_s * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(job=pipeline_jobs(data_parallel=False))
 def test_cheap_bound_never_above_the_simulation(job: PipelineJob) -> None:
     """FLOP and peak such that every kernel runs at the peak."""

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import EchoError
@@ -14,6 +14,7 @@ from echo_explore.graph.execution_graph import Floats
 from echo_explore.timeline import engine, program, undisturbed
 from echo_explore.timeline.ops import NUM_STREAMS, Ops, Stream
 from echo_explore.timeline.program import Pairs, Program, Times, run_program
+from tests.examples import examples
 
 
 def pairs(compute: float, collective: float) -> Pairs:
@@ -71,7 +72,7 @@ def run_python(one: Program, table: Pairs) -> Times:
         return run_engine(one, table)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(one=programs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.25), (1.0, 1.25), (1.5, 1.0)]), shares=st.booleans())
 def test_a_program_in_which_nothing_slows_anything_needs_no_events(
     one: Program, slow: tuple[float, float], shares: bool
@@ -119,7 +120,7 @@ def test_kernels_and_collectives_that_take_turns_need_no_events(monkeypatch: pyt
         run_program(beside, pairs(2.0, 2.0))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(one=programs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.25)]))
 def test_numba_equals_python(one: Program, slow: tuple[float, float]) -> None:
     compiled, oracle = run_program(one, pairs(*slow)), run_python(one, pairs(*slow))
@@ -147,7 +148,7 @@ def work_done(one: Program, times: Times, table: Pairs) -> Floats:
     return work
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(one=programs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.25)]))
 def test_certificate(one: Program, slow: tuple[float, float]) -> None:
     """No overlap on a stream, order kept, every dependence and rendezvous respected, every op's work done exactly."""
@@ -163,7 +164,7 @@ def test_certificate(one: Program, slow: tuple[float, float]) -> None:
     np.testing.assert_allclose(work_done(one, times, table), one.ops.duration_s, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(one=programs())
 def test_work_conserving(one: Program) -> None:
     """Every op starts when the last thing that it waits for ends: nothing idles without a reason."""

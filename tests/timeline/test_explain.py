@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
@@ -13,6 +13,7 @@ from echo_explore.timeline.blocks import prepare_blocks
 from echo_explore.timeline.explain import critical_path
 from echo_explore.timeline.program import checked_pairs
 from echo_explore.timeline.step import _run_collapsed
+from tests.examples import examples
 
 
 def explained(job: PipelineJob) -> tuple[StepExplanation, float]:
@@ -21,7 +22,7 @@ def explained(job: PipelineJob) -> tuple[StepExplanation, float]:
     return step.explanation, step.step_time_s
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.4, 1.2)]))
 def test_critical_path_is_a_chain_as_long_as_the_step(job: PipelineJob, slow: tuple[float, float]) -> None:
     pairs = checked_pairs(interference(*slow))
@@ -34,7 +35,7 @@ def test_critical_path_is_a_chain_as_long_as_the_step(job: PipelineJob, slow: tu
         assert start[later] == pytest.approx(end[earlier], rel=1e-9, abs=1e-9), (later, earlier)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(job=pipeline_jobs())
 def test_shares_and_bubbles_add_up(job: PipelineJob) -> None:
     step = simulate_step(job, interference=interference(), fidelity="kernel", explain=True)

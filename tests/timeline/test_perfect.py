@@ -1,10 +1,11 @@
 """What better overlap could gain at most."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
 from echo_explore.timeline import PipelineJob, perfectly_overlapped, simulate_step
+from tests.examples import examples
 
 
 def test_a_pass_lasts_as_long_as_its_kernels_or_its_transfers() -> None:
@@ -19,7 +20,7 @@ def test_a_pass_lasts_as_long_as_its_kernels_or_its_transfers() -> None:
     assert perfect.step_time_s == pytest.approx(2 * (2.0 + 3.0))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(job=pipeline_jobs(data_parallel=False))
 def test_never_below_the_kernels_of_the_busiest_class(job: PipelineJob) -> None:
     step = simulate_step(perfectly_overlapped(job), interference=interference(), fidelity="kernel")

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.graph import Collective
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
 from echo_explore.timeline import GradientBucket, PipelineJob, blocks, pipeline, simulate_step
 from echo_explore.timeline.recent import Recent
+from tests.examples import examples
 
 
 def forget() -> None:
@@ -27,7 +28,7 @@ def test_the_oldest_goes_first() -> None:
     assert [kept.get((key,)) for key in "abc"] == [1, None, 3]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(40)
 @given(
     job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.5, 1.5)]), fidelity=st.sampled_from(["kernel", "block"])
 )

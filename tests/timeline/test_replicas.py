@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
@@ -26,6 +26,7 @@ from echo_explore.timeline import (
     with_unlike_replicas,
 )
 from echo_explore.timeline.meeting import meets_over_replicas
+from tests.examples import examples
 from tests.timeline.test_step import check_equal
 
 NONE = interference()
@@ -186,7 +187,7 @@ def test_a_wait_inside_a_pass_is_a_bubble_whatever_runs_beside_it() -> None:
     assert emptier.exposed_s["data"] == pytest.approx(fuller.exposed_s["data"])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     job=pipeline_jobs(max_stages=2, max_micro_batches=5),
     loads=st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.0]), min_size=1, max_size=4),
@@ -219,7 +220,7 @@ def test_folded_loads_equal_a_class_for_every_rank(
     check_every_replica(job, slow)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(job=pipeline_jobs(), factor=st.sampled_from([1.0, 1.5]), num_slow=st.integers(0, 3))
 def test_kinds_that_run_the_same_are_one(job: PipelineJob, factor: float, num_slow: int) -> None:
     """No change, or the same to all replicas: bit by bit the job as it was, with its classes."""
@@ -252,14 +253,14 @@ def unlike_jobs(draw: st.DrawFn) -> PipelineJob:
     return with_unlike_replicas(replace(job, stages=stages), kinds, kind_of, replicas_per_exchange=per_exchange)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(job=unlike_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1)]))
 def test_folded_equals_every_op_of_every_replica(job: PipelineJob, slow: tuple[float, float]) -> None:
     apart = check_every_replica(job, slow)
     assert sum(times.multiplicity for times in apart.classes) == 60 * len(job.stages)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     job=pipeline_jobs(max_stages=3),
     extra=st.integers(10, 30),

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
 from echo_explore.testing.strategies import equal_stages_job, interference, pipeline_jobs
 from echo_explore.timeline import PipelineJob, simulate_step, step_time_lower_bound, with_slow_ranks
+from tests.examples import examples
 from tests.timeline.test_step import check_equal
 
 NONE = interference()
@@ -38,7 +39,7 @@ def test_refused(factors: dict[int, float], rule: str) -> None:
         with_slow_ranks(equal_stages_job(num_stages=4, num_micro_batches=4), factors)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     job=pipeline_jobs(),
     slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1)]),

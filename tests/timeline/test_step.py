@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import EchoError, SpecError
@@ -18,6 +18,7 @@ from echo_explore.testing.strategies import (
 )
 from echo_explore.timeline import BREAKDOWN_KEYS, GradientBucket, PipelineJob, SharedLinks, StepTimeline, simulate_step
 from echo_explore.timeline.host import LAUNCH_LATENCY_S
+from tests.examples import examples
 
 PARTS = ("recompute_s", "interference_s", "straggler_s")
 NONE = interference()
@@ -147,7 +148,7 @@ def test_interleaving_exchanges_both_ways_at_once() -> None:
     assert len(forwards & backwards) >= 4
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1), (1.0, 2.0)]))
 def test_folded_equals_unfolded(job: PipelineJob, slow: tuple[float, float]) -> None:
     model = interference(*slow)
@@ -155,7 +156,7 @@ def test_folded_equals_unfolded(job: PipelineJob, slow: tuple[float, float]) -> 
     check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     job=pipeline_jobs(max_stages=3, data_parallel=True),
     extra=st.integers(10, 40),
@@ -169,7 +170,7 @@ def test_many_micro_batches_fold(job: PipelineJob, extra: int, slow: tuple[float
     check_equal(folded, simulate_step(job, interference=model, fidelity="kernel", fold=False), rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(job=pipeline_jobs())
 def test_block_equals_kernel_without_interference(job: PipelineJob) -> None:
     kernel = simulate_step(job, interference=NONE, fidelity="kernel")
@@ -178,7 +179,7 @@ def test_block_equals_kernel_without_interference(job: PipelineJob) -> None:
     assert block.breakdown == pytest.approx(kernel.breakdown, rel=0, abs=1e-9 * max(1.0, kernel.step_time_s))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.4, 1.2)]))
 def test_breakdown_adds_up(job: PipelineJob, slow: tuple[float, float]) -> None:
     step = simulate_step(job, interference=interference(*slow), fidelity="kernel")
@@ -194,7 +195,7 @@ def test_breakdown_adds_up(job: PipelineJob, slow: tuple[float, float]) -> None:
         assert max(times.busy_s[axis] for axis in ("compute", "tensor", "context", "data")) <= step.step_time_s + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(job=pipeline_jobs())
 def test_between_busiest_stream_and_serial_sum(job: PipelineJob) -> None:
     step = simulate_step(job, interference=NONE, fidelity="kernel")
@@ -350,7 +351,7 @@ def test_collectives_that_share_links_slow_each_other() -> None:
         simulate_step(bad, interference=NONE, fidelity="kernel")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(job=pipeline_jobs(), slow=st.sampled_from([(1.0, 1.0), (1.3, 1.1)]))
 def test_folded_equals_unfolded_with_shared_links(job: PipelineJob, slow: tuple[float, float]) -> None:
     job = replace(

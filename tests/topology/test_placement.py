@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import SpecError
 from echo_explore.graph import Axis
 from echo_explore.specs import ClusterSpec, ParallelConfig, load_cluster
 from echo_explore.topology import GroupShape, domain_size, group_shape, pipeline_boundary
+from tests.examples import examples
 
 H100 = load_cluster("h100-ndr")
 RACK = load_cluster("gb200-nvl72")
@@ -59,7 +60,7 @@ def domains(ranks: list[int], domain: int) -> set[int]:
     return {rank // domain for rank in ranks}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(layouts(), st.sampled_from(AXES), st.sampled_from([H100, RACK]))
 def test_shape_is_the_worst_group_by_definition(layout: ParallelConfig, axis: Axis, cluster: ClusterSpec) -> None:
     shape, domain = group_shape(axis, layout, cluster), domain_size(layout, cluster)
@@ -79,7 +80,7 @@ def test_shape_is_the_worst_group_by_definition(layout: ParallelConfig, axis: Ax
         assert shape.groups_per_node >= min(max(per_domain.values()), domain // shape.ranks_per_node)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(layouts(), st.integers(0, 7))
 def test_boundary_lies_inside_a_node_only_if_every_pair_does(layout: ParallelConfig, stage: int) -> None:
     stage %= layout.pipeline_parallel

@@ -2,27 +2,28 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.core import PlacementError, SpecError
 from echo_explore.graph import Axis
 from echo_explore.specs import ParallelConfig, Placement, load_cluster, placement_from_pairs
 from echo_explore.topology import axis_groups, group_shape, pipeline_boundary
+from tests.examples import examples
 from tests.topology.test_placement import AXES, groups_by_hand, layouts
 
 H100 = load_cluster("h100-ndr")
 ORDERS = ["-".join(order) for order in permutations(("tp", "cp", "ep", "dp", "pp"))]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(layouts(), st.sampled_from(AXES))
 def test_groups_of_the_default_order_are_megatrons(layout: ParallelConfig, axis: Axis) -> None:
     found = {tuple(sorted(group)) for group in axis_groups(axis, layout).tolist()}
     assert found == {tuple(sorted(set(group))) for group in groups_by_hand(axis, layout)}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(layouts(), st.sampled_from(AXES))
 def test_the_identity_map_is_the_default(layout: ParallelConfig, axis: Axis) -> None:
     same = Placement(device_of_rank=tuple(range(layout.num_gpus)))
@@ -32,7 +33,7 @@ def test_the_identity_map_is_the_default(layout: ParallelConfig, axis: Axis) -> 
             assert pipeline_boundary(layout, H100, stage, same) == pipeline_boundary(layout, H100, stage)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(layouts(), st.sampled_from(ORDERS), st.sampled_from(AXES))
 def test_groups_of_every_order_part_the_ranks(layout: ParallelConfig, order: str, axis: Axis) -> None:
     layout = layout.model_copy(update={"expert_parallel": 1, "expert_tensor_parallel": 0})

@@ -1,7 +1,7 @@
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_explore.comm.contention import step_time
@@ -11,6 +11,7 @@ from echo_explore.specs import load_cluster
 from echo_explore.topology import Network, VertexKind, cluster_network
 from echo_explore.topology.graphs import as_graph
 from echo_explore.topology.routing import Spread, route
+from tests.examples import examples
 
 BASE = load_cluster("h100-ndr")
 
@@ -42,7 +43,7 @@ def forwarding(network: Network, ends: tuple[int, int], *, kinds: tuple[str, ...
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.sampled_from(NETWORKS), st.sampled_from(SPREADS), st.data())
 def test_routes_are_shortest_paths_and_keep_every_byte(network: Network, spread: Spread, data: st.DataObject) -> None:
     device = st.integers(0, network.num_devices - 1)

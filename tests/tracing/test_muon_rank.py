@@ -25,7 +25,7 @@ def _job(mode: str, split: bool, tensor: int = 8, model: str = "llama3-8b") -> C
     return candidate_of(
         JobOptions(
             model=model, cluster="h100-ndr", layout=f"tp={tensor},pp=16,dp=1,sp={int(tensor > 1)}",
-            global_batch_size=16, micro_batch_size=1, sequence_length=1024, overrides=overrides,
+            global_batch_size=1, micro_batch_size=1, sequence_length=1024, overrides=overrides,
         )
     )  # fmt: skip
 

@@ -1,10 +1,11 @@
-"""Peaks of the tracer beside those of torch's own MemTracker, as JSON: `python -m tests.tracing.tracked_memory`.
+"""Peaks of the tracer beside those of torch's MemTracker, as JSON: `python -m tests.tracing.tracked_memory CASE...`.
 
 Both watch the same step on the same fake GPU; MemTracker rounds every storage up to 512 bytes, as the allocator does.
 """
 
 import gc
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -176,8 +177,7 @@ def of_rank(changes: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     """Print one object."""
-    found = {name: of_script(name) for name in SCRIPTS} | {name: of_rank(changes) for name, changes in RANKS.items()}
-    print(json.dumps(found))
+    print(json.dumps({name: of_script(name) if name in SCRIPTS else of_rank(RANKS[name]) for name in sys.argv[1:]}))
 
 
 if __name__ == "__main__":
