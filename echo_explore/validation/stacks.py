@@ -51,7 +51,8 @@ STACK_RULES = (
     StackRule(framework=r"megatron-deepspeed", stack="megatron-deepspeed"),
     StackRule(framework=r"aleph-alpha", stack="aleph-scaling"),
     StackRule(framework=r"megatron-lm", version=r"^202(0|1-0[1-9])", stack="megatron-2021"),
-    StackRule(framework=r"megatron-lm", version=r"^202[0-3]", stack="megatron-2022"),
+    StackRule(framework=r"megatron-lm", version=r"^(202[01]|2022(?!-1[0-2]))", stack="megatron-2022"),
+    StackRule(framework=r"megatron-lm", version=r"^202[23]", stack="megatron-2023"),
     StackRule(framework=r"megatron-lm|megatron-core", stack="megatron-core"),
     StackRule(
         framework=r"megatron-bridge",

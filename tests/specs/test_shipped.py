@@ -50,6 +50,7 @@ STACKS = (
         "megatron-fsdp",
         "megatron-2021",
         "megatron-2022",
+        "megatron-2023",
         "megatron-deepspeed",
         "aleph-scaling",
         "nemo-megatron",

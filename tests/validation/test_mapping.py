@@ -45,6 +45,11 @@ def test_a_plain_run() -> None:
     ("cells", "stack"),
     [
         ({"framework": "megatron-lm", "framework_version_or_date": "2022-05"}, "megatron-2022"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2021-11"}, "megatron-2022"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2022-09"}, "megatron-2022"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2022-10"}, "megatron-2023"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2023-01"}, "megatron-2023"),
+        ({"framework": "megatron-lm", "framework_version_or_date": "2023"}, "megatron-2023"),
         ({"framework": "megatron-lm", "framework_version_or_date": "2021-04 (commit 6985e589)"}, "megatron-2021"),
         ({"framework": "megatron-lm", "framework_version_or_date": "2025-01"}, "megatron-core"),
         ({"framework": "megatron-deepspeed"}, "megatron-deepspeed"),
@@ -66,6 +71,16 @@ def test_stack_by_framework_and_date(cells: dict[str, str], stack: str) -> None:
     profile = stack_of(row(**cells))
     assert not isinstance(profile, str)
     assert profile.name == stack
+
+
+def test_megatron_of_2023_overlaps_nothing_and_fuses_accumulation() -> None:
+    """Its flags for overlap came in September 2023 and are off (Megatron-LM issue 391)."""
+    profile = stack_of(row(framework="megatron-lm", framework_version_or_date="2023-01"))
+    older = stack_of(row(framework="megatron-lm", framework_version_or_date="2022-05"))
+    assert not isinstance(profile, str)
+    assert not isinstance(older, str)
+    assert {profile.overlap_grad_reduce, profile.overlap_param_gather, profile.overlap_p2p} == {False}
+    assert (older.gradient_accumulation_fusion, profile.gradient_accumulation_fusion) == (False, True)
 
 
 def test_rules_name_shipped_files() -> None:
