@@ -65,6 +65,7 @@ def megatron_optimizer(*, sharded: bool, num_layers: int = 12) -> None:
     bench_host.on_the_cpu()
     _pretend_cuda()
     from echo_explore.tracing import megatron_cluster, megatron_config, megatron_model, megatron_rank
+    from echo_explore.tracing.rank_request import RankRequest
 
     degrees = megatron_cluster.Degrees(tensor=1)
     megatron_cluster.start_cluster(degrees)
@@ -72,7 +73,12 @@ def megatron_optimizer(*, sharded: bool, num_layers: int = 12) -> None:
     config = megatron_config.config_of(request, request.model.layer_kinds, degrees, schedule)
     chunks = megatron_model.build_chunks(request, config, degrees, tied=False)
     model: Any = megatron_model.wrap(chunks, config, schedule)[0]
-    optimizer = megatron_rank._optimizer("bf16", [model], schedule)
+    job = RankRequest(
+        trace=request, rank=0, pipeline_parallel=1, virtual_pipeline=1, data_parallel=1, num_micro_batches=1,
+        chunk_layers=(num_layers,), distributed_optimizer=sharded, overlap_grad_reduce=False,
+        overlap_param_gather=False, overlap_p2p=False, bucket_elements=40_000_000,
+    )  # fmt: skip
+    optimizer = megatron_rank._optimizer(job, [model], schedule)
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.main_grad.normal_()

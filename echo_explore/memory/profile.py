@@ -22,7 +22,8 @@ class StageMemory:
         stage: pipeline stage.
         activations_bytes: saved for the backwards of all micro-batches in flight.
         transient_bytes: alive only within the pass that runs at the peak (logits, gradients of activations; under FSDP2
-            gathered parameters and gradients before they are reduced).
+            gathered parameters and gradients before they are reduced), or while the optimizer runs, if that is the
+            peak (gradients and states cast to fp32).
         boundary_bytes: activations and gradients received from and sent to neighbouring stages.
         framework_bytes: CUDA context, communicators, and buffers that the framework keeps for the whole run.
         fragmentation_bytes: reserved by the caching allocator and not in use; less where the GPU is full.
@@ -175,9 +176,14 @@ def _stage_memory(candidate: Candidate, trace: Trace, stage: int, framework_byte
         fragmentation_bytes=0.0,
         in_flight=peak.in_flight,
     )
+    volatile = peak.saved_bytes + peak.transient_bytes
+    if state.update_bytes > volatile:  # no activation is alive then
+        volatile = state.update_bytes
+        nothing = tuple(0 for _ in peak.in_flight)
+        full = replace(full, activations_bytes=0.0, transient_bytes=volatile, in_flight=nothing)
     room = candidate.cluster.device.memory_bytes - full.total_bytes
     # State is allocated once, in few large arrays; what comes and goes leaves gaps.
-    gaps = fragmentation_bytes(peak.saved_bytes + peak.transient_bytes, room, candidate.stack.memory)
+    gaps = fragmentation_bytes(volatile, room, candidate.stack.memory)
     if room >= gaps and full.total_bytes + gaps > candidate.cluster.device.memory_bytes:  # by rounding
         gaps = math.nextafter(gaps, 0.0)
     return replace(full, fragmentation_bytes=gaps)

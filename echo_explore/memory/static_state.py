@@ -6,6 +6,7 @@ from typing import Final
 
 from echo_explore.graph import Parameter, weight_matrices
 from echo_explore.specs import Candidate
+from echo_explore.specs.optimizer import AdamStates, adam_states
 
 PARAMETER_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
 """Bytes of a parameter by precision; 8- and 4-bit recipes keep bf16 parameters [megatron-core 0.16.1, 2026-11-30]."""
@@ -18,19 +19,24 @@ GRADIENT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of a main gradient by StackProfile.gradient_dtype."""
 ADAM_BYTES: Final = 8.0
 """Both moments of Adam in fp32, a parameter [Kingma and Ba, arXiv 1412.6980, 2014]."""
+_WIDE_BYTES: Final = 4.0
+"""fp32."""
 MUON_BYTES: Final = 4.0
 """Muon's momentum in fp32, a parameter [megatron-core 0.16.1, optimizer/muon.py, 2026-12-01]."""
-MASTER_BYTES: Final = 4.0
-"""fp32 copy of a 16-bit parameter [Micikevicius et al., arXiv 1710.03740, 2017]; none in fp32 training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticState:
-    """Bytes on one rank that stay for the whole step."""
+    """Bytes on one rank that stay for the whole step.
+
+    Attributes:
+        update_bytes: more than that, alive only while the optimizer runs.
+    """
 
     parameters_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
+    update_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -46,6 +52,7 @@ class StateBytes:
         matrix_optimizer_bytes: the same of weight matrices where Muon updates them; None: optimizer_bytes.
         dense_shards: ranks over which optimizer states of dense parameters are spread.
         expert_shards: the same for parameters of experts.
+        update_bytes: of what is alive only while the optimizer runs, for each weight that a rank updates.
         whole_shards: ranks over which parameters and gradients are spread too (FSDP2; else 1).
         narrow_parameters: weight matrices are kept in their quantised copies only.
         one_orientation: frozen weights are kept in one of the two quantised copies.
@@ -58,6 +65,7 @@ class StateBytes:
     dense_shards: int
     expert_shards: int
     matrix_optimizer_bytes: float | None = None
+    update_bytes: float = 0.0
     whole_shards: int = 1
     narrow_parameters: bool = False
     one_orientation: bool = False
@@ -79,7 +87,8 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     With the distributed optimizer (ZeRO stage 1, Rajbhandari et al., arXiv 1910.02054, 2019) shards is dp * cp for
     dense parameters and the size of the expert-data group tp * cp * dp / (etp * ep) for experts, times the copies of
     the model that the schedule keeps; else 1. The gradient takes StackProfile.main_gradient_dtype. Matrices that Muon
-    updates have one moment, not two: 4 bytes less.
+    updates have one moment, not two: 4 bytes less. Under a precision-aware Adam moments and main weights take what
+    `specs.optimizer.adam_states` says.
     """
     layout, precision = candidate.layout, candidate.recipe.precision
     if candidate.stack.framework != "megatron":
@@ -87,19 +96,32 @@ def state_bytes(candidate: Candidate) -> StateBytes:
     mixed = precision != "fp32"
     copies = candidate.schedule.num_copies
     replicas = layout.data_parallel * layout.context_parallel * copies
-    master_bytes = MASTER_BYTES if mixed else 0.0
+    states = adam_states(candidate.recipe, candidate.stack)
+    master_bytes = states.main_bytes if mixed else 0.0
     sharded = bool(candidate.recipe.distributed_optimizer)
     return StateBytes(
         parameter_bytes=PARAMETER_BYTES[precision],
         quantised_copy_bytes=QUANTISED_COPY_BYTES.get(precision, 0.0),
         gradient_bytes=_gradient_bytes(candidate) if mixed else 4.0,
-        optimizer_bytes=ADAM_BYTES + master_bytes,
+        optimizer_bytes=states.moment_bytes + master_bytes,
+        update_bytes=_update_bytes(candidate, states) if mixed else 0.0,
         matrix_optimizer_bytes=MUON_BYTES + master_bytes if candidate.recipe.optimizer == "muon" else None,
         dense_shards=replicas if sharded else 1,
         expert_shards=layout.expert_data_parallel * copies if sharded else 1,
         narrow_parameters=candidate.stack.narrow_parameters and precision in NARROW_PARAMETERS,
         one_orientation=not candidate.stack.keeps_transposed_weights and precision in NARROW_PARAMETERS,
     )
+
+
+def _update_bytes(candidate: Candidate, states: AdamStates) -> float:
+    """fp32 gradients beside narrow ones, and narrow states in fp32.
+
+    Megatron's table of bytes counts the former: 20 a parameter in fp16 with gradients of fp16, 4 + 16 / d sharded
+    (Megatron-LM, docs/source/api-guide/dist_optimizer.md, 2025).
+    """
+    narrow = candidate.stack.main_gradient_dtype(candidate.recipe.precision) != "fp32"
+    casts = narrow and not states.holds_main
+    return _WIDE_BYTES * (casts + len(states.widened))
 
 
 def _gradient_bytes(candidate: Candidate) -> float:
@@ -152,4 +174,5 @@ def static_state(parameters: Sequence[Parameter], each: StateBytes) -> StaticSta
         + weights_bytes,
         gradients_bytes=(dense + expert) * each.gradient_bytes / each.whole_shards,
         optimizer_bytes=optimizer_bytes,
+        update_bytes=(dense / each.dense_shards + expert / each.expert_shards) * each.update_bytes,
     )

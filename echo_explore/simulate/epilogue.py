@@ -4,10 +4,11 @@ Follows megatron-core 0.16.1 (finalize_model_grads.py, optimizer/optimizer.py, d
 sizes follow from the parameters of the stage; the traced whole-rank graph is the check (tests/tracing).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from echo_explore.graph import Axis, Collective, DType, ExecutionGraph, OpClass, OpKind, OpRow, Phase, build_graph
 from echo_explore.simulate.muon import MuonUpdate
+from echo_explore.specs.optimizer import STATE_BYTES, AdamStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class EpilogueFacts:
         gather_elements: padded sizes of the parameter buckets gathered here, after the update (none when overlapped).
         parameter_bytes: bytes of an element of the parameters.
         gradient_bytes: bytes of an element of the main gradients.
+        states: in which types Adam keeps its states; without holds_main narrow gradients are cast to fp32 ahead of it.
         master_copy: parameters have an FP32 master copy.
         loss_scaling: gradients are checked for overflow first (FP16).
         model_ranks: ranks that agree on the gradient norm.
@@ -46,6 +48,12 @@ class EpilogueFacts:
     num_updated: int = 0
     expert_gather_elements: tuple[int, ...] = ()
     muon: tuple[MuonUpdate, ...] = ()
+    states: AdamStates = field(default_factory=AdamStates)
+
+    @property
+    def update_gradient_bytes(self) -> float:
+        """Bytes of an element of the gradients that norm, clipping and update read."""
+        return self.gradient_bytes if self.states.holds_main else 4.0
 
 
 def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
@@ -68,7 +76,9 @@ def epilogue_graph(facts: EpilogueFacts) -> ExecutionGraph:
         rows += [_pass(OpClass.COPY, "flatten", facts.sequence_parallel_elements, size, size)]
         rows += [_sum(Axis.TENSOR, size, "norm gradients")]
         rows += [_pass(OpClass.COPY, "unflatten", facts.sequence_parallel_elements, size, size)]
-    shard, gradient = facts.num_shard_elements, facts.num_shard_elements * facts.gradient_bytes
+    shard, gradient = facts.num_shard_elements, facts.num_shard_elements * facts.update_gradient_bytes
+    if facts.gradient_bytes < facts.update_gradient_bytes:
+        rows.append(_pass(OpClass.COPY, "gradients_to_fp32", shard, shard * facts.gradient_bytes, gradient))
     if facts.loss_scaling:
         rows.append(_pass(OpClass.ELEMENTWISE, "unscale_and_check", shard, gradient, gradient))
         rows += _agree(facts, "found_inf")
@@ -98,11 +108,48 @@ def _updates(facts: EpilogueFacts) -> list[OpRow]:
     if orthogonal and facts.master_copy:
         rows.append(_to_model(facts, orthogonal))
     rest = facts.num_shard_elements - orthogonal
-    states = 12.0 * rest  # FP32 parameter and both moments of Adam
-    update_rest = _pass(OpClass.OPTIMIZER, "adam", rest, facts.gradient_bytes * rest + states, states)
-    rows.append(replace(update_rest, host_calls=facts.num_updated))
-    if facts.master_copy:
-        rows.append(_to_model(facts, rest))
+    return rows + _adam(facts, rest)
+
+
+def _adam(facts: EpilogueFacts, elements: int) -> list[OpRow]:
+    """Adam of `elements` weights, with the casts of narrow states around it.
+
+    What the kernel reads and writes of every state is fp32; it completes bf16 weights, or writes them.
+
+    # Approximation: the host's part of the casts, three launches a state and parameter, is left out (under-estimates).
+    """
+    states = facts.states
+    main = 2.0 if states.completes else 4.0
+    moved = elements * (8.0 + main)  # both moments and the main weight
+    own = facts.parameter_bytes * elements if states.holds_main else 0.0
+    gradient = facts.update_gradient_bytes * elements
+    read = gradient + moved + (own if states.completes else 0.0)
+    update = _pass(OpClass.OPTIMIZER, "adam", elements, read, moved + own)
+    rows = [*_casts(states, elements, back=False), replace(update, host_calls=facts.num_updated)]
+    rows += _casts(states, elements, back=True)
+    return [*rows, _to_model(facts, elements)] if facts.master_copy and not states.holds_main else rows
+
+
+def _casts(states: AdamStates, elements: int, *, back: bool) -> list[OpRow]:
+    """Passes over narrow states, as Transformer Engine launches them.
+
+    A state of fp16 is cast and multiplied by its scale; back, its maximum is found, it is divided and cast. One of fp8
+    is cast; back, its maximum is found and it is cast. One of bf16 is cast; back it is cast and copied. (Commit
+    04912bf, 2025, pytorch/optimizers/fused_adam.py, get_unscaled_state and _apply_scale.)
+    """
+    rows = []
+    for kind in states.widened:
+        narrow, wide = STATE_BYTES[kind] * elements, 4.0 * elements
+        if not back:
+            rows.append(_pass(OpClass.COPY, "widen_state", elements, narrow, wide))
+        elif kind != "bf16":
+            rows.append(_pass(OpClass.REDUCTION, "largest_of_state", elements, wide, 0.0))
+        if kind == "fp16":
+            rows.append(_pass(OpClass.ELEMENTWISE, "scale_state", elements, wide, wide))
+        if back:
+            rows.append(_pass(OpClass.COPY, "narrow_state", elements, wide, narrow))
+        if back and kind == "bf16":
+            rows.append(_pass(OpClass.COPY, "copy_state", elements, narrow, narrow))
     return rows
 
 

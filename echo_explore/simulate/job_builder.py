@@ -28,6 +28,7 @@ from echo_explore.simulate.pricing import Pricer
 from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate, StackProfile
+from echo_explore.specs.optimizer import adam_states
 from echo_explore.timeline import (
     ChunkJob,
     GradientBucket,
@@ -355,6 +356,7 @@ class JobBuilder:
             data_ranks=group,
             num_updated=self._updated(parameters, flat) if sharded else len(parameters),
             muon=muon_updates(candidate, parameters),
+            states=adam_states(recipe, candidate.stack),
         )
 
 

@@ -19,6 +19,8 @@ MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
 """How Muon orthogonalises a matrix that is split over tensor-parallel ranks; names of Megatron's muon_tp_mode."""
 MUON_DEFAULTS: Final = {"muon_tp_mode": "blockwise", "muon_split_qkv": True}
 """megatron-core 0.16.1, optimizer/optimizer_config.py (2026-12-01)."""
+StateType = Literal["fp32", "bf16", "fp16", "fp8"]
+"""What Transformer Engine's Adam keeps a moment in (commit 04912bf, 2025, optimizers/fused_adam.py)."""
 NOT_WITH_MUON: Final = ("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
 """Megatron refuses them beside Muon, so a silent recipe has them not: specs.optimizer has the sources."""
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
@@ -86,6 +88,10 @@ class TrainingRecipe(StrictModel):
         muon_tp_mode: every rank orthogonalises its part of a matrix (`blockwise`), all the whole of it
             (`duplicated`), or all of them together (`distributed`).
         muon_split_qkv: queries, keys and values of a fused projection are orthogonalised apart.
+        precision_aware_optimizer: Adam holds the main weights and reads gradients in the type in which they add up
+            (Megatron's use_precision_aware_optimizer); needs the distributed optimizer.
+        main_params_dtype: of main weights under it; fp32 of bf16 weights keeps the 16 bits that those have not.
+        exp_avg_dtype, exp_avg_sq_dtype: of Adam's moments under it.
         distributed_optimizer: optimizer states sharded over data-parallel ranks (ZeRO-1).
         overlap_grad_reduce: gradients are reduced bucket by bucket during the last backward.
         overlap_param_gather: updated parameters are gathered during the next forward.
@@ -121,6 +127,10 @@ class TrainingRecipe(StrictModel):
     optimizer: Optimizer = "adam"
     muon_tp_mode: MuonTpMode | None = None
     muon_split_qkv: bool | None = None
+    precision_aware_optimizer: bool = False
+    main_params_dtype: Literal["fp32", "fp16"] | None = None
+    exp_avg_dtype: StateType | None = None
+    exp_avg_sq_dtype: StateType | None = None
     distributed_optimizer: bool | None = None
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None

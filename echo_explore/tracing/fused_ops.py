@@ -27,6 +27,8 @@ _SCHEMAS = (
     "rope_backward(Tensor grad, Tensor angles) -> Tensor",
     "multi_tensor_l2norm(Tensor[] tensors) -> Tensor",
     "multi_tensor_scale(Tensor[] sources, Tensor(a!)[] targets, float scale) -> ()",
+    "multi_tensor_adam(Tensor[] grads, Tensor(a!)[] weights, Tensor(b!)[] first, Tensor(c!)[] second,"
+    " Tensor(d!)[] main) -> ()",
 )
 
 
@@ -62,6 +64,7 @@ _IMPLEMENTATIONS: dict[str, Any] = {
     "rope_backward": _like_first,
     "multi_tensor_l2norm": lambda tensors: tensors[0].new_empty((1,), dtype=torch.float32),
     "multi_tensor_scale": _nothing,
+    "multi_tensor_adam": _nothing,
 }
 _libraries: list[Any] = []
 

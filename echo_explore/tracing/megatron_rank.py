@@ -9,7 +9,14 @@ import torch
 import torch.distributed as dist
 
 from echo_explore.graph import Phase, RankTrace
-from echo_explore.tracing import megatron_cluster, megatron_config, megatron_fsdp, megatron_model, megatron_shims
+from echo_explore.tracing import (
+    fused_adam,
+    megatron_cluster,
+    megatron_config,
+    megatron_fsdp,
+    megatron_model,
+    megatron_shims,
+)
 from echo_explore.tracing.megatron_cluster import Degrees
 from echo_explore.tracing.megatron_config import Schedule
 from echo_explore.tracing.megatron_pieces import name_modules
@@ -106,14 +113,7 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
         )
         for chunk in chunks:
             name_modules(recorder, chunk)
-        optimizer = _optimizer(
-            trace.precision,
-            models,
-            schedule,
-            optimizer=request.optimizer,
-            muon_tp_mode=request.muon_tp_mode,
-            muon_split_qkv=request.muon_split_qkv,
-        )
+        optimizer = _optimizer(request, models, schedule)
         _connect(config, models, optimizer, schedule, recorder, sharded=sharded)
         recorder.phase = Phase.OPTIMIZER
         if sharded:  # gradients exist only behind a backward, and states behind a step with gradients
@@ -123,26 +123,28 @@ def prepared_rank(request: RankRequest) -> Iterator[PreparedRank]:
         yield PreparedRank(request=request, recorder=recorder, models=models, optimizer=optimizer)
 
 
-def _optimizer(
-    precision: str, models: list[Any], schedule: Schedule, *, optimizer: str = "adam", **of_muon: Any
-) -> Any:
+def _optimizer(request: RankRequest, models: list[Any], schedule: Schedule) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
-    dtype = megatron_config.DTYPES[precision]
-    settings = OptimizerConfig(
-        optimizer=optimizer,
-        **of_muon,
-        lr=1e-4,
-        bf16=dtype is torch.bfloat16,
-        fp16=dtype is torch.float16,
-        params_dtype=dtype,
-        use_distributed_optimizer=schedule.distributed_optimizer,
-        overlap_param_gather=schedule.overlap_param_gather,
-        clip_grad=1.0,  # Megatron-LM's default
-    )
-    make = get_megatron_muon_optimizer if optimizer == "muon" else get_megatron_optimizer
-    return make(settings, models, use_gloo_process_groups=False)
+    dtype = megatron_config.DTYPES[request.trace.precision]
+    aware = request.precision_aware_optimizer
+    with fused_adam.installed() if aware else nullcontext():
+        settings = OptimizerConfig(
+            optimizer=request.optimizer,
+            muon_tp_mode=request.muon_tp_mode,
+            muon_split_qkv=request.muon_split_qkv,
+            lr=1e-4,
+            bf16=dtype is torch.bfloat16,
+            fp16=dtype is torch.float16,
+            params_dtype=dtype,
+            use_distributed_optimizer=schedule.distributed_optimizer,
+            overlap_param_gather=schedule.overlap_param_gather,
+            clip_grad=1.0,  # Megatron-LM's default
+            **fused_adam.settings_of(request) if aware else {},
+        )
+        make = get_megatron_muon_optimizer if request.optimizer == "muon" else get_megatron_optimizer
+        return make(settings, models, use_gloo_process_groups=False)
 
 
 def _connect(

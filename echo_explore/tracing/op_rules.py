@@ -274,6 +274,18 @@ def _optimizer(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kern
     )
 
 
+def _precision_aware(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
+    """Adam that holds main weights reads weights only to complete the 16 bits of main weights that are kept of them."""
+    grads, weights, first, second, main = args[:5]
+    own, states = (float(sum(tensor_bytes(t) for t in part)) for part in (weights, (*first, *second, *main)))
+    whole = main and main[0].element_size() == 4
+    read = states + sum(tensor_bytes(t) for t in grads) + (0.0 if whole else own)
+    dims = (sum(t.numel() for t in weights),)
+    return Kernel(
+        op_class=OpClass.OPTIMIZER, dims=dims, bytes_read=read, bytes_written=states + own, dtype=torch.float32
+    )
+
+
 def _momentum(inputs: Tensors, outputs: Tensors, args: tuple[Any, ...]) -> Kernel:
     """SGD reads parameters, gradients and the momentum, if there is one, and writes all but the gradients."""
     parameters, grads, buffers = args[:3]
@@ -396,6 +408,7 @@ RULES: dict[str, Rule] = {
     "aten.fill_": _overwrite,
     "aten.zero_": _overwrite,
     "aten._fused_adamw_": _optimizer,
+    "echo.multi_tensor_adam": _precision_aware,
     "aten._fused_adam_": _optimizer,
     "aten._fused_sgd_": _momentum,
     "echo.multi_tensor_l2norm": _reduction,
@@ -405,7 +418,9 @@ _COPIES = """
     clone _to_copy cat stack zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full constant_pad_nd
     arange repeat roll triu tril index_select _foreach_copy_ scalar_tensor scatter
 """
-_REDUCTIONS = "sum mean max amax min amin all any norm linalg_vector_norm cumsum argmax topk histc _foreach_norm"
+_REDUCTIONS = (
+    "sum mean max amax min amin aminmax all any norm linalg_vector_norm cumsum argmax topk histc _foreach_norm"
+)
 _POINTWISE = """
     native_dropout native_dropout_backward masked_fill_ _foreach_mul_ _foreach_add_ _foreach_div_ _foreach_addcmul_
     _foreach_addcdiv_ floor_divide _foreach_sqrt _foreach_lerp_ _foreach_mul _foreach_add _foreach_sub_ _foreach_neg

@@ -18,7 +18,8 @@ class RankRequest:
         rank: global rank that is played.
         chunk_layers: layers of each chunk in model order.
         bucket_elements: elements after which a gradient bucket is closed.
-        optimizer, muon_tp_mode, muon_split_qkv: see TrainingRecipe.
+        optimizer, muon_tp_mode, muon_split_qkv, precision_aware_optimizer: see TrainingRecipe.
+        main_params_dtype, exp_avg_dtype, exp_avg_sq_dtype: see TrainingRecipe.
         reshard_after_forward: fsdp2 frees gathered parameters of layers between forward and backward.
         reshard_last_layer: those of the last layer too.
         megatron_fsdp: Megatron's model under Megatron-FSDP, not under its DistributedDataParallel.
@@ -39,6 +40,10 @@ class RankRequest:
     optimizer: str = "adam"
     muon_tp_mode: str = "blockwise"
     muon_split_qkv: bool = True
+    precision_aware_optimizer: bool = False
+    main_params_dtype: str = "fp32"
+    exp_avg_dtype: str = "fp32"
+    exp_avg_sq_dtype: str = "fp32"
     reshard_after_forward: bool = True
     reshard_last_layer: bool = True
     megatron_fsdp: bool = False
@@ -89,6 +94,10 @@ def rank_request_of(candidate: Candidate, rank: int) -> RankRequest:
         optimizer=recipe.optimizer,
         muon_tp_mode=recipe.muon_tp_mode or "blockwise",
         muon_split_qkv=recipe.muon_split_qkv is not False,
+        precision_aware_optimizer=recipe.precision_aware_optimizer,
+        main_params_dtype=recipe.main_params_dtype or "fp32",
+        exp_avg_dtype=recipe.exp_avg_dtype or "fp32",
+        exp_avg_sq_dtype=recipe.exp_avg_sq_dtype or "fp32",
         reshard_after_forward=recipe.reshard_after_forward is not False,
         megatron_fsdp=sharded,
         reshard_last_layer=candidate.stack.sharding.reshard_last_layer,
