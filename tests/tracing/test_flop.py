@@ -4,7 +4,8 @@ import pytest
 
 from echo_explore.graph import Phase
 from echo_explore.tracing import TraceService
-from tests.tracing.models import GPT, LLAMA, request
+from tests.tracing.models import GPT, LLAMA, MOE, request
+from tests.tracing.test_latent import LATENT
 
 pytestmark = pytest.mark.torch
 
@@ -65,3 +66,41 @@ def test_only_products_and_attention_have_flop(service: TraceService) -> None:
     products = (graph.op_class == 1) | (graph.op_class == 2)
     assert (graph.flop[products] > 0).all()
     assert not graph.flop[~products].any()
+
+
+def products(tokens: int, *shapes: tuple[float, float]) -> float:
+    """FLOP of products of so many tokens with matrices."""
+    return sum(2.0 * tokens * k * n for k, n in shapes)
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_multi_latent_attention(service: TraceService, tensor: int) -> None:
+    """DeepSeek-V2, arXiv 2405.04434, section 2.1: the latents' projections are whole on every rank, on its tokens."""
+    layer = service.trace(request(LATENT, tensor_parallel=tensor, sequence_parallel=tensor > 1)).pieces["layer.dense"]
+    b, s, h, f, heads, query, latent, plain, rotary, value = 2, 512, 1024, 2816, 16, 384, 128, 128, 64, 96
+    linear = products(
+        b * s, (h, query), (query, heads * (plain + rotary)), (h, latent + rotary), (latent, heads * (plain + value)),
+        (heads * value, h), (h, 2 * f), (f, h),
+    )  # fmt: skip
+    triangle = 2.0 * b * heads * s**2 / 2
+    scores, values = triangle * (plain + rotary), triangle * value
+    assert layer.forward.flop.sum() * tensor == pytest.approx(linear + scores + values, rel=1e-3)
+    # Scores once more, and two products for each of both.
+    assert layer.backward.flop.sum() * tensor == pytest.approx(2 * linear + 3 * scores + 2 * values, rel=1e-3)
+
+
+@pytest.mark.parametrize(("tensor", "expert", "dispatcher"), [(1, 1, "alltoall"), (2, 4, "alltoall"), (1, 8, "deepep")])
+def test_mixture_of_experts(service: TraceService, tensor: int, expert: int, dispatcher: str) -> None:
+    """Balanced: every rank runs as many rows of experts as its own tokens choose."""
+    layer = service.trace(
+        request(
+            MOE, tensor_parallel=tensor, sequence_parallel=tensor > 1, expert_parallel=expert,
+            expert_dispatcher=dispatcher,
+        )
+    ).pieces["layer.moe"]  # fmt: skip
+    b, s, h, kv, experts, top, width, shared = 2, 512, 1024, 4 * 64, 8, 2, 512, 256
+    linear = products(b * s, (h, h + 2 * kv), (h, h), (h, experts), (h, 2 * shared), (shared, h))
+    linear += products(b * s * top, (h, 2 * width), (width, h))
+    scores = attention_flop(b, s, h, causal=True)
+    assert layer.forward.flop.sum() * tensor == pytest.approx(linear + scores, rel=1e-3)
+    assert layer.backward.flop.sum() * tensor == pytest.approx(2 * linear + 2.5 * scores, rel=1e-3)
