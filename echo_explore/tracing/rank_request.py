@@ -18,8 +18,8 @@ class RankRequest:
         rank: global rank that is played.
         chunk_layers: layers of each chunk in model order.
         bucket_elements: elements after which a gradient bucket is closed.
-        optimizer, muon_tp_mode, muon_split_qkv, precision_aware_optimizer: see TrainingRecipe.
-        main_params_dtype, exp_avg_dtype, exp_avg_sq_dtype: see TrainingRecipe.
+        optimizer, muon_tp_mode, muon_split_qkv: see TrainingRecipe.
+        precision_aware_optimizer, main_params_dtype, exp_avg_dtype, exp_avg_sq_dtype: see TrainingRecipe.
         reshard_after_forward: fsdp2 frees gathered parameters of layers between forward and backward.
         reshard_last_layer: those of the last layer too.
         megatron_fsdp: Megatron's model under Megatron-FSDP, not under its DistributedDataParallel.
