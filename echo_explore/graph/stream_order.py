@@ -97,12 +97,20 @@ class _Orderer:
         elif blocked or row.kind is OpKind.HOST_SYNC:
             self._deferred.setdefault(row.stream, []).append(index)
             return
-        ends = [self._key[need] for need in self._needs[index] if need in self._key]
+        ends = [self._end(need) for need in self._needs[index] if need in self._key]
         if row.kind is not OpKind.COLLECTIVE:  # a kernel comes behind the wait for the collective that it reads
             ends += [self._joined[need] for need in self._needs[index] if need in self._joined]
         after = max(ends, default=(0, 0, 0))
         self._count += 1
         self._key[index] = (max(after[0], self._floor), 1, self._count)
+
+    def _end(self, index: int) -> Key:
+        """Where a placed row stands; of a wait that is left out, the last of what it waited for."""
+        key = self._key[index]
+        if key[0] >= 0:
+            return key
+        needs = [need for need in self._needs[index] if need in self._key]
+        return max((self._joined.get(need) or self._end(need) for need in needs), default=(0, 0, 0))
 
     def _is_pending(self, index: int) -> bool:
         """Whether kernels have to wait for the row: a collective not waited for yet, or what waits for one."""

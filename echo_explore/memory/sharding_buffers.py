@@ -7,6 +7,7 @@ import numpy as np
 from echo_explore.graph import Piece, Trace, is_layer
 from echo_explore.memory.static_state import GRADIENT_BYTES, PARAMETER_BYTES
 from echo_explore.specs import Candidate
+from echo_explore.specs.sharding import layers_ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +33,11 @@ def sharding_buffers(candidate: Candidate, trace: Trace) -> ShardingBuffers:
     """What lies beside the sharded state and the activations of a micro-batch.
 
     For n_r parameters of embedding and head, n_h of the head, n of the largest layer, N of all layers, g and r bytes of
-    an element gathered and reduced: n_r g beside everything; 2 n g (the layer that runs and the next), or N g where
-    layers stay whole; in the backward 2 n r (one reduction under way and the next), and n_h g where the root's
-    gradients wait for its end (`sharding.root_reduced_at_end`). The gradients of the piece that runs are in its trace.
-    Where parameters are gathered and reduced one by one (`sharding.slices`), n is that of the largest parameter, and
-    at most a bucket where it is reduced; the root is gathered where it runs only.
+    an element gathered and reduced: n_r g beside everything; (1 + k) n g (the layer that runs and the k ahead, one but
+    for `sharding.ahead_elements`), or N g where layers stay whole; in the backward 2 n r (one reduction under way and
+    the next), and n_h g where the root's gradients wait for its end (`sharding.root_reduced_at_end`). The gradients of
+    the piece that runs are in its trace. Where parameters are gathered and reduced one by one (`sharding.slices`), n is
+    that of the largest parameter, and at most a bucket where it is reduced; the root is gathered where it runs only.
 
     Nothing unless the stack shards parameters and there are several replicas.
     """
@@ -58,10 +59,11 @@ def sharding_buffers(candidate: Candidate, trace: Trace) -> ShardingBuffers:
     if candidate.model.tied_embeddings:
         root -= candidate.model.vocab_size * candidate.model.hidden_size // candidate.layout.tensor_parallel
     stays = candidate.recipe.reshard_after_forward is False
-    forward = ((0 if slices else root) + (every if stays else min(2 * ahead, every))) * gathered
+    next_ones = layers_ahead(sharding, ahead) * ahead
+    forward = ((0 if slices else root) + (every if stays else min(ahead + next_ones, every))) * gathered
     held = head * gathered if sharding.root_reduced_at_end else 0.0
     return ShardingBuffers(
-        head_bytes=(root + (every if stays else ahead)) * gathered,
+        head_bytes=(root + (every if stays else min(next_ones, every))) * gathered,
         forward_bytes=forward,
         backward_bytes=forward + held + 2 * under_way * reduced,
         one_by_one=slices is not None,

@@ -1,5 +1,6 @@
 """The job of a candidate on PyTorch's own parallelism: one stage, sharded by FSDP2 or replicated by DDP."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,12 +24,19 @@ from echo_explore.simulate.host_collectives import collective_seconds
 from echo_explore.simulate.logit_metrics import logit_metric_rows
 from echo_explore.simulate.native_epilogue import native_epilogue
 from echo_explore.simulate.pricing import Pricer
-from echo_explore.simulate.sharded_graph import ShardingFacts, Unit, sharded_backward, sharded_forward
+from echo_explore.simulate.sharded_graph import (
+    ShardingFacts,
+    Unit,
+    behind_optimizer,
+    sharded_backward,
+    sharded_forward,
+)
 from echo_explore.simulate.slice_rows import SliceCalls, kept_host_s, kept_rows
 from echo_explore.simulate.tensor_overlap import TensorOverlap
 from echo_explore.simulate.what_if import WhatIf
 from echo_explore.specs import Candidate
 from echo_explore.specs.recompute import recomputed_groups
+from echo_explore.specs.sharding import layers_ahead
 from echo_explore.timeline import ChunkJob, GradientBucket, PipelineJob, StageJob
 
 _DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16, "fp16": DType.FP16}
@@ -59,7 +67,7 @@ class NativeJobBuilder:
             tensor_ranks=candidate.layout.tensor_parallel,
             bucket_elements=0 if sharded or candidate.layout.data_parallel == 1 else self._num_elements,
             loss_scaling=candidate.recipe.precision == "fp16",
-            kept=kept_rows(self._tensors, self._slices) if self._slices is not None else (),
+            kept=self._behind_optimizer(),
         )
         stage = StageJob(
             label="every rank",
@@ -202,10 +210,27 @@ class NativeJobBuilder:
         parts = [self.piece(name, backward=backward) for name in (reversed(names) if backward else names)]
         return TimedGraph.joined(parts, concatenate([p.graph for p in parts]))
 
+    def _behind_optimizer(self) -> tuple[OpRow, ...]:
+        """Gathers of parameters that stay whole until the next step."""
+        if self._slices is not None:
+            return tuple(kept_rows(self._tensors, self._slices))
+        if not self._candidate.stack.fully_sharded or self._candidate.num_replicas == 1:
+            return ()
+        root, layers = self._units
+        return behind_optimizer(root, layers, self._sharding_facts(layers))
+
     def _sharded_chunk(self) -> ChunkJob:
-        candidate, spec = self._candidate, self._candidate.stack.sharding
-        if candidate.num_replicas == 1:
+        if self._candidate.num_replicas == 1:
             return ChunkJob(forward=self._plain(backward=False), backward=self._plain(backward=True))
+        root, layers = self._units
+        facts = self._sharding_facts(layers)
+        return ChunkJob(
+            forward=sharded_forward(root, layers, facts, self), backward=sharded_backward(root, layers, facts, self)
+        )
+
+    @cached_property
+    def _units(self) -> tuple[Unit, list[Unit]]:
+        """The root, and every layer."""
         root = Unit(
             elements=sum(p.num_elements for p in self._root_parameters),
             pieces=("embedding", "head"),
@@ -219,9 +244,12 @@ class NativeJobBuilder:
             )
             for name in set(self._layer_pieces)
         }
-        layers = [units[name] for name in self._layer_pieces]
+        return root, [units[name] for name in self._layer_pieces]
+
+    def _sharding_facts(self, layers: Sequence[Unit]) -> ShardingFacts:
+        candidate, spec = self._candidate, self._candidate.stack.sharding
         wide = candidate.recipe.precision == "fp32"
-        facts = ShardingFacts(
+        return ShardingFacts(
             num_shards=candidate.num_shards,
             num_copies=candidate.num_replicas // candidate.num_shards,
             gather_dtype=DType.FP32 if wide else _DTYPES[spec.gather_dtype],
@@ -231,9 +259,8 @@ class NativeJobBuilder:
             reshard_last=spec.reshard_last_layer,
             regathers=spec.regathers and candidate.recipe.recompute == "full",
             slices=self._slices,
-        )
-        return ChunkJob(
-            forward=sharded_forward(root, layers, facts, self), backward=sharded_backward(root, layers, facts, self)
+            ahead=layers_ahead(spec, max(unit.elements for unit in layers)),
+            megatron=spec.wrapper == "megatron" and candidate.recipe.reshard_after_forward is not False,
         )
 
     def _replicated_chunk(self) -> ChunkJob:

@@ -8,6 +8,11 @@ Order of torch 2.13, distributed/fsdp/_fully_shard (2026-11-30), which is that o
 A unit is a layer; embedding and head are the root, gathered first and kept until their gradients are reduced last.
 Gathers and reductions share one communicator, so they run in issue order. Whole ranks traced under the real
 `fully_shard` are the check (tests/tracing/test_native_rank.py).
+
+Megatron-FSDP (megatron-core 0.16.1, distributed/fsdp, 2026-12-01; tests/tracing/test_megatron_fsdp.py) keeps the root
+whole and gathers it once a step, behind the optimizer; casts shards there and nowhere else; gathers several layers
+ahead; in the backward begins with that behind the head; and at the last norm, which is of the root, gathers the first
+layers once more. Products write gradients into the buffer that is reduced, and the reduced shard is added up.
 """
 
 from collections.abc import Sequence
@@ -44,6 +49,8 @@ class ShardingFacts:
         reshard_last: those of the last layer too.
         regathers: a layer is gathered for its recomputation and again for its backward.
         slices: parameters are gathered and reduced one by one, in slices; None: a unit in one collective.
+        ahead: layers that are gathered ahead of the one that runs.
+        megatron: what of Megatron-FSDP's order differs from PyTorch's.
     """
 
     num_shards: int
@@ -55,6 +62,16 @@ class ShardingFacts:
     reshard_last: bool
     regathers: bool = False
     slices: SliceCalls | None = None
+    ahead: int = 1
+    megatron: bool = False
+
+    def gathered_again(self, num_layers: int) -> range:
+        """Layers that Megatron-FSDP gathers at the last norm."""
+        return range(min(self.ahead, num_layers) if self.megatron and self.reshard else 0)
+
+    def kept_of_them(self, num_layers: int) -> frozenset[int]:
+        """Those that the backward finds among the layers that it begins with; it frees the others unused."""
+        return frozenset(n for n in self.gathered_again(num_layers) if n >= num_layers - 1 - self.ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +135,18 @@ def sharded_forward(root: Unit, layers: Sequence[Unit], facts: ShardingFacts, pr
     """The forward of a whole model for one micro-batch; root.pieces are what comes before and behind the layers."""
     sequence = _Sequence(prices)
     before, behind = root.pieces
-    gathered = _gather(sequence, root, facts, Phase.FORWARD)
-    _use(sequence, root, facts, gathered, Phase.FORWARD)
-    gathered = _gather(sequence, layers[0], facts, Phase.FORWARD)
+    if not facts.megatron:
+        _use(sequence, root, facts, _gather(sequence, root, facts, Phase.FORWARD), Phase.FORWARD)
+    gathered = [_gather(sequence, unit, facts, Phase.FORWARD) for unit in layers[: facts.ahead]]
     sequence.piece(before, backward=False)
     for position, unit in enumerate(layers):
-        _use(sequence, unit, facts, gathered, Phase.FORWARD)
-        if position + 1 < len(layers):
-            gathered = _gather(sequence, layers[position + 1], facts, Phase.FORWARD)
+        _use(sequence, unit, facts, gathered[position], Phase.FORWARD)
+        if position + facts.ahead < len(layers):
+            gathered.append(_gather(sequence, layers[position + facts.ahead], facts, Phase.FORWARD))
         for name in unit.pieces:
             sequence.piece(name, backward=False)
+    for position in facts.gathered_again(len(layers)):
+        _gather(sequence, layers[position], facts, Phase.FORWARD)
     sequence.piece(behind, backward=False)
     return sequence.finish()
 
@@ -139,21 +158,27 @@ def sharded_backward(root: Unit, layers: Sequence[Unit], facts: ShardingFacts, p
     phase = Phase.BACKWARD
     last = len(layers) - 1
     freed = [facts.reshard and (position < last or facts.reshard_last) for position in range(len(layers))]
-    gathered = -1
-    if freed[last]:
-        gathered = _gather(sequence, layers[last], facts, phase)
-    sequence.piece(behind, backward=True)
+    for position in facts.kept_of_them(len(layers)):
+        freed[position] = False
+    gathered = [-1] * len(layers)
+    if facts.megatron:
+        sequence.piece(behind, backward=True)
+    for position in range(last, max(last - facts.ahead, -1), -1):
+        if freed[position]:
+            gathered[position] = _gather(sequence, layers[position], facts, phase)
+    if not facts.megatron:
+        sequence.piece(behind, backward=True)
     reduced = -1
     for position in range(last, -1, -1):
         unit = layers[position]
         if freed[position]:
-            _use(sequence, unit, facts, gathered, phase)
+            _use(sequence, unit, facts, gathered[position], phase)
             if facts.regathers:
                 # Approximation: ahead of the recomputation, not between it and the backward (over-estimates).
-                gathered = _gather(sequence, unit, facts, phase)
-                _use(sequence, unit, facts, gathered, phase)
-        if position and freed[position - 1]:
-            gathered = _gather(sequence, layers[position - 1], facts, phase)
+                _use(sequence, unit, facts, _gather(sequence, unit, facts, phase), phase)
+        ahead = position - facts.ahead
+        if ahead >= 0 and freed[ahead]:
+            gathered[ahead] = _gather(sequence, layers[ahead], facts, phase)
         for name in reversed(unit.pieces):
             sequence.piece(name, backward=True)
         reduced = _reduce(sequence, unit, facts, reduced)
@@ -167,32 +192,38 @@ def _gather(sequence: _Sequence, unit: Unit, facts: ShardingFacts, phase: Phase)
     """Cast this rank's shard and start the gather; its row."""
     if facts.slices is not None:
         return _gather_slices(sequence, unit, facts, facts.slices, phase)
-    shard = -(-unit.elements // facts.num_shards)
-    size = DTYPE_BYTES[facts.gather_dtype]
-    cast = OpRow(
-        op_class=OpClass.COPY,
+    casts = () if facts.megatron else (_cast(unit.elements, facts, phase),)
+    return sequence.rows(*casts, _all_gather(unit.elements, facts, phase))
+
+
+def _cast(elements: int, facts: ShardingFacts, phase: Phase) -> OpRow:
+    """Of this rank's shard to the type in which it is gathered."""
+    shard = -(-elements // facts.num_shards)
+    written = DTYPE_BYTES[facts.gather_dtype] * shard
+    return _copy("fsdp.all_gather_copy_in", shard, facts.gather_dtype, phase, 4.0 * shard, written)
+
+
+def _all_gather(elements: int, facts: ShardingFacts, phase: Phase) -> OpRow:
+    shard = -(-elements // facts.num_shards)
+    return OpRow(
+        kind=OpKind.COLLECTIVE,
         phase=phase,
         dtype=facts.gather_dtype,
-        name="fsdp.all_gather_copy_in",
+        name="c10d._allgather_base_",
         module="fsdp",
-        dims=(shard,),
-        bytes_read=4.0 * shard,
-        bytes_written=size * shard,
+        axis=Axis.DATA,
+        collective=Collective.ALL_GATHER,
+        message_bytes=DTYPE_BYTES[facts.gather_dtype] * shard * facts.num_shards,
+        asynchronous=True,
     )
-    return sequence.rows(
-        cast,
-        OpRow(
-            kind=OpKind.COLLECTIVE,
-            phase=phase,
-            dtype=facts.gather_dtype,
-            name="c10d._allgather_base_",
-            module="fsdp",
-            axis=Axis.DATA,
-            collective=Collective.ALL_GATHER,
-            message_bytes=size * shard * facts.num_shards,
-            asynchronous=True,
-        ),
-    )
+
+
+def behind_optimizer(root: Unit, layers: Sequence[Unit], facts: ShardingFacts) -> tuple[OpRow, ...]:
+    """What Megatron-FSDP does once a step: casts all shards and gathers the root, for which the embedding waits."""
+    if not facts.megatron:
+        return ()
+    cast = _cast(root.elements + sum(unit.elements for unit in layers), facts, Phase.OPTIMIZER)
+    return cast, replace(_all_gather(root.elements, facts, Phase.OPTIMIZER), asynchronous=False)
 
 
 def _gather_slices(sequence: _Sequence, unit: Unit, facts: ShardingFacts, slices: SliceCalls, phase: Phase) -> int:
@@ -225,7 +256,9 @@ def _reduce(sequence: _Sequence, unit: Unit, facts: ShardingFacts, before: int) 
         return [sequence.rows(*reduce_rows(tensor, facts.slices)) for tensor in reversed(unit.tensors)][-1]
     read, size = DTYPE_BYTES[facts.gather_dtype] * unit.elements, DTYPE_BYTES[facts.reduce_dtype]
     written = size * unit.elements
-    rows = [_copy("fsdp.chunk_cat", unit.elements, facts.reduce_dtype, Phase.BACKWARD, read, written)]
+    rows = []
+    if not facts.megatron or facts.gather_dtype != facts.reduce_dtype:
+        rows.append(_copy("fsdp.chunk_cat", unit.elements, facts.reduce_dtype, Phase.BACKWARD, read, written))
     if facts.flat_parameters:
         rows.append(_copy("fsdp.divide", unit.elements, facts.reduce_dtype, Phase.BACKWARD, written, written))
     shard = -(-unit.elements // facts.num_shards)
@@ -257,7 +290,14 @@ def _reduce(sequence: _Sequence, unit: Unit, facts: ShardingFacts, before: int) 
                 asynchronous=True,
             )
         )
-    return sequence.rows(*rows)
+    row = sequence.rows(*rows)
+    if not facts.megatron:
+        return row
+    # Approximation: the reduced shard is added up beside its reduction, not behind it; megatron-core's own stream does
+    # so (neither direction).
+    added = _copy("fsdp.add_shard", shard, facts.reduce_dtype, Phase.BACKWARD, 2 * size * shard, size * shard)
+    sequence.rows(added)
+    return row
 
 
 def _copy(name: str, elements: int, dtype: DType, phase: Phase, read: float, written: float) -> OpRow:

@@ -39,6 +39,7 @@ class ShardingSpec(StrictModel):
         reshard_last_layer: the last layer's parameters are freed after its forward although its backward comes next.
         root_reduced_at_end: gradients of embedding and head wait for the end of the backward; else they are reduced as
             they are made.
+        ahead_elements: layers that hold so many elements together are gathered ahead of the one that runs; 0: one.
         regathers: under full recomputation a layer's parameters are freed between its recomputation and its backward.
         slices: parameters are gathered and reduced one by one in slices; None: a layer in one collective.
     """
@@ -49,8 +50,14 @@ class ShardingSpec(StrictModel):
     flat_parameters: bool = False
     reshard_last_layer: bool = True
     root_reduced_at_end: bool = True
+    ahead_elements: int = Field(default=0, ge=0)
     regathers: bool = False
     slices: SliceSpec | None = None
+
+
+def layers_ahead(spec: ShardingSpec, layer_elements: int) -> int:
+    """Layers that are gathered ahead of the one that runs: the first so many that hold `ahead_elements`."""
+    return max(1, -(-spec.ahead_elements // max(layer_elements, 1)))
 
 
 def shard_ranks(spec: ShardingSpec, *, replicas: int, tensor_parallel: int, gpus_per_host: int) -> int:

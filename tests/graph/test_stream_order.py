@@ -55,6 +55,14 @@ def test_a_kernel_behind_a_collective_of_its_stream_runs_where_it_is_needed() ->
     assert names(order_streams(rows, []).rows) == ["a", "reduce", "b", "wait", "add", "step"]
 
 
+def test_a_gather_behind_a_wait_of_its_stream_comes_behind_what_that_waited_for() -> None:
+    """Megatron-FSDP frees a gathered layer that nobody used, on the stream of gathers, and gathers the next one."""
+    rows = [kernel("a"), gather("unused", 1), kernel("b"), OpRow(kind=OpKind.WAIT, name="join", stream=1, awaits=1)]
+    joins = [StreamJoin(at=1, waiting=1, awaited=0, last=0), StreamJoin(at=3, waiting=1, awaited=0, last=2)]
+    ordered = order_streams([*rows, gather("next", 1)], joins)
+    assert names(ordered.rows) == ["a", "unused", "b", "wait", "next"]
+
+
 def test_nothing_moves_over_a_wait_of_the_host() -> None:
     rows = [kernel("a"), OpRow(kind=OpKind.HOST_SYNC, name="item"), kernel("copy", 1), kernel("b")]
     assert names(order_streams(rows, []).rows) == ["a", "item", "copy", "b"]

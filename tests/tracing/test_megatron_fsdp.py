@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 
 from echo_explore.core import SpecError
-from echo_explore.graph import Axis, Collective, Phase, RankTrace
+from echo_explore.graph import Axis, Collective, ExecutionGraph, Phase, RankTrace
+from echo_explore.memory.sharding_buffers import sharding_buffers
+from echo_explore.simulate import WhatIf
+from echo_explore.simulate.native_job import NativeJobBuilder
+from echo_explore.simulate.pricing import Pricer
+from echo_explore.specs import Candidate
+from echo_explore.specs.sharding import ShardingSpec, layers_ahead
 from echo_explore.tracing import TraceService
 from echo_explore.tracing.rank_request import rank_request_of
+from echo_explore.tracing.request import request_of
+from tests.simulate.support import simulator
 from tests.tracing.models import LLAMA, request
 from tests.tracing.test_folding import rank_request
 from tests.tracing.test_rank_fields import job
@@ -95,6 +103,52 @@ def test_recomputed_layers_are_gathered_once_for_both(service: TraceService) -> 
     plain, again = step(service), step(service, recompute="full")
     assert exchanges(plain, Collective.ALL_GATHER) == exchanges(again, Collective.ALL_GATHER)
     assert (again.graph.phase == Phase.RECOMPUTE).any()
+
+
+def _llama(*changes: str) -> Candidate:
+    """Eight layers of 218 million parameters, two micro-batches."""
+    shape = ("model.num_layers=8", "recipe.sequence_length=256", "recipe.global_batch_size=32", *changes)
+    return job("llama3-8b", "dp=16", *shape, framework="fsdp2", stack="megatron-fsdp")
+
+
+def _order(graph: ExecutionGraph, layer: float) -> str:
+    """Gathers g and reductions r of layers, G and R of the root, with runs of products between them as one dash."""
+    found = ""
+    for i in range(graph.num_ops):
+        kind = {Collective.ALL_GATHER: "g", Collective.REDUCE_SCATTER: "r"}.get(Collective(int(graph.collective[i])))
+        if graph.axis[i] == Axis.DATA and kind:
+            found += kind if graph.message_bytes[i] < 1.1 * layer else kind.upper()
+        elif graph.flop[i] and not found.endswith("-"):
+            found += "-"
+    return found
+
+
+@pytest.mark.torch
+def test_a_prediction_gathers_and_reduces_as_often(service: TraceService) -> None:
+    candidate, model = _llama(), simulator()
+    real, trace = service.rank_step(candidate, rank=1).graph, service.trace(request_of(candidate))
+    pricer = Pricer(candidate, compute=model.compute, collective=model.collective, what_if=WhatIf())
+    (stage,) = NativeJobBuilder(candidate, trace, pricer, WhatIf()).job.stages
+    gathers = (real.collective == Collective.ALL_GATHER) & (real.axis == Axis.DATA)
+    layer = float(real.message_bytes[gathers].min())
+    second = gathers & (real.micro_batch == 1)
+    forward, backward = (_order(graph.graph, layer) for graph in (stage.chunks[0].forward, stage.chunks[0].backward))
+    # Three layers ahead; the first three once more at the last norm; in the backward behind the head.
+    assert forward == "ggg" + 5 * "g-" + "ggg" + "-"
+    assert backward == "-gggg-r" + 4 * "g-r" + 3 * "-r" + "R"
+    assert forward.count("g") == (second & (real.phase == Phase.FORWARD)).sum()
+    assert backward.count("g") == (second & (real.phase == Phase.BACKWARD)).sum()
+    # The root once a step, behind the optimizer.
+    assert (gathers & (real.message_bytes > 1.1 * layer)).sum() == 1
+    assert _order(stage.epilogue.graph, layer) == "G"
+    ahead, one = (sharding_buffers(_llama(*c), trace) for c in ((), ("stack.sharding.ahead_elements=0",)))
+    assert ahead.forward_bytes - one.forward_bytes == 2 * 2.0 * trace.pieces["layer.dense"].num_parameters
+
+
+def test_layers_ahead() -> None:
+    assert layers_ahead(ShardingSpec(), 10) == 1
+    spec = ShardingSpec(ahead_elements=500_000_000)
+    assert [layers_ahead(spec, n) for n in (856_000_000, 300_000_000, 218_000_000)] == [1, 2, 3]
 
 
 def test_the_stack_asks_for_it() -> None:
