@@ -84,7 +84,7 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 def settings_of(request: RankRequest) -> dict[str, Any]:
-    """Of Megatron's OptimizerConfig; its recipe of 8 bits decides who holds the main weights."""
+    """Fields of Megatron's OptimizerConfig; its recipe of 8 bits decides who holds the main weights."""
     trace = request.trace
     fp8_recipe = "delayed"  # Megatron-LM's default of --fp8-recipe, which counts where nothing is in 8 bits too
     if trace.precision == "mxfp8":
