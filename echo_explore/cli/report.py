@@ -63,6 +63,9 @@ def explanation_lines(explanation: Mapping[str, Any]) -> list[str]:
         if axis in explanation["exposed_s"] and busy > 0:
             exposed = explanation["exposed_s"][axis]
             lines.append(f"    {axis:28s} {format_seconds(busy):>10s} {format_seconds(exposed):>10s}")
+    if behind := explanation["optimizer_transfers_s"]:
+        lines.append("  of these in the optimizer phase, all exposed (model: gradient norm):")
+        lines += [f"    {axis.replace('_', ' '):28s} {format_seconds(s):>10s}" for axis, s in behind.items()]
     if slowed := explanation["slowed_s"]:
         lines.append("  kernels of the critical rank that transfers slowed (time that they took longer):")
         lines += [f"    {name:28s} {format_seconds(s):>10s} {s / whole:6.1%}" for name, s in slowed.items()]

@@ -22,7 +22,7 @@ def plain_bytes(data: bytes) -> bytes:
         raise OSError(f"its gzip stream is damaged or cut off: {error}") from error
 
 
-def write_atomic(path: Path, data: bytes, *, overwrite: bool = True) -> None:
+def write_atomic(path: Path, data: bytes | bytearray, *, overwrite: bool = True) -> None:
     """Write `data` to a temporary file beside `path`, sync it, and rename it into place.
 
     Raises:

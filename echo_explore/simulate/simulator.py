@@ -308,6 +308,7 @@ def explanation_rows(step: StepTimeline) -> dict[str, Any] | None:
         "critical_path_stages_s": list(step.explanation.critical_path_stages_s),
         "exposed_s": dict(critical.exposed_s),
         "busy_s": dict(critical.busy_s),
+        "optimizer_transfers_s": dict(step.explanation.optimizer_transfers_s[step.critical_class]),
         "slowed_s": dict(critical.slowed_s),
         "bubbles": [
             {

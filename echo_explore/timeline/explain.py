@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_explore.graph import OpClass
+from echo_explore.graph import Axis, OpClass
 from echo_explore.graph.execution_graph import Floats, Ints
 from echo_explore.specs.schedules import PassKind
 from echo_explore.timeline.breakdown import AXIS_NAMES
 from echo_explore.timeline.charges import NUM_AXES, Column, charge_ranks
-from echo_explore.timeline.ops import NUM_STREAMS, Charge
+from echo_explore.timeline.ops import NUM_STREAMS, TRANSFERS, Charge
 from echo_explore.timeline.pipeline import StepProgram
 from echo_explore.timeline.program import Program, Times, ran_ops
 from echo_explore.timeline.templates import Template
@@ -38,14 +38,18 @@ class StepExplanation:
 
     Attributes:
         critical_path_s: seconds of the chain of ops that is as long as the step, by op class in lower case, axis of
-            communication (`tensor`, ...) and `host`; they add up to the step time.
+            communication (`tensor`, ...), `host`, and `wait` inside a pass until others come to its exchange; they add
+            up to the step time.
         critical_path_stages_s: the same seconds by rank class that ran them.
         bubbles: of every rank class.
+        optimizer_transfers_s: by rank class, seconds of the transfers behind its last pass by Axis in lower case: of
+            gradient norms (`model`), of tied embeddings, gathers of updated parameters. None is hidden.
     """
 
     critical_path_s: dict[str, float]
     critical_path_stages_s: tuple[float, ...]
     bubbles: tuple[BubbleSplit, ...]
+    optimizer_transfers_s: tuple[dict[str, float], ...]
 
 
 def explain_run(step: StepProgram, times: Times) -> StepExplanation:
@@ -58,6 +62,7 @@ def explain_run(step: StepProgram, times: Times) -> StepExplanation:
         critical_path_s=_shares(step, path, seconds),
         critical_path_stages_s=tuple(stages.tolist()),
         bubbles=_bubble_splits(step, times),
+        optimizer_transfers_s=_optimizer_transfers(step, times),
     )
 
 
@@ -139,9 +144,18 @@ def _body_shares(template: Template) -> dict[str, float]:
     shares = {OpClass(c).name.lower(): float(s) * stretch for c, s in enumerate(by_class) if s > 0}
     for axis in range(NUM_AXES):
         shares[AXIS_NAMES[axis]] = float(charges[Column.TENSOR + axis])
-    shares["host"] = float(charges[Column.HOST] + charges[Column.BUBBLE])
+    shares["host"] = float(charges[Column.HOST])
+    shares["wait"] = float(charges[Column.BUBBLE])
     whole = sum(shares.values())
     return {name: share / whole for name, share in shares.items() if share > 0}
+
+
+def _optimizer_transfers(step: StepProgram, times: Times) -> tuple[dict[str, float], ...]:
+    program = step.program
+    ops = np.flatnonzero((program.copy >= step.layout.num_blocks) & np.isin(program.ops.charge, TRANSFERS))
+    seconds = np.zeros((program.num_ranks, len(Axis)))
+    np.add.at(seconds, (program.rank[ops], program.ops.axis[ops]), times.end_s[ops] - times.start_s[ops])
+    return tuple({Axis(a).name.lower(): s for a, s in enumerate(row) if s > 0} for row in seconds.tolist())
 
 
 def _bubble_splits(step: StepProgram, times: Times) -> tuple[BubbleSplit, ...]:

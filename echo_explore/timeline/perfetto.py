@@ -7,7 +7,7 @@ References:
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,11 @@ MAX_BYTES: Final = 500_000_000
 TRACE_ENDINGS: Final = (".json", ".json.gz", ".pftrace", ".perfetto-trace")
 _LEAST_EVENT_BYTES = 60
 """Less than any op takes in any format: what can't fit is not even tried."""
+_SAMPLED_MICRO_BATCHES = 8
+_MAY_FIT = 1.25
+"""Ops to try first, over those that should fit by the size of a few: nothing is left out of a file that fits."""
+_LESS = 0.95
+"""Of the ops that would fit if all were as large: long ones come first, and have longer names."""
 
 _THREADS = {
     Stream.COMPUTE: "compute",
@@ -95,11 +100,15 @@ def write_perfetto(
     if not timeline.spans:
         raise SpecError("spans", "none", "a trace needs the spans of the timeline", "simulate with record_spans=True")
     check_ending(target)
-    kept = most_important(timeline.spans, int(max_bytes / _LEAST_EVENT_BYTES))
-    data = _encoded(target, trace_object(timeline, kept, title=title, saved_bytes=saved_bytes))
-    while len(data) > max_bytes and kept:
-        kept = most_important(kept, int(0.95 * len(kept) * max_bytes / len(data)))
-        data = _encoded(target, trace_object(timeline, kept, title=title, saved_bytes=saved_bytes))
+
+    def encoded(spans: Sequence[Span]) -> _Encoded:
+        return _encoded(_pieces(target, timeline, spans, title, saved_bytes), max_bytes)
+
+    likely = max_bytes / _bytes_of_span(timeline.spans, encoded)
+    kept = most_important(timeline.spans, int(_MAY_FIT * likely))
+    while (file := encoded(kept)).num_bytes > max_bytes and kept:
+        kept = most_important(kept, int(_LESS * len(kept) * max_bytes / file.num_bytes))
+    data = file.data
     try:
         write_atomic(target, gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
     except OSError as error:
@@ -121,10 +130,68 @@ def check_ending(path: Path) -> None:
         raise SpecError("timeline", str(path), rule, f"write {path.stem}.json")
 
 
-def _encoded(path: Path, trace: dict[str, Any]) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Encoded:
+    """A file: how large it is, and what is in it unless that is too much."""
+
+    num_bytes: int
+    data: bytearray
+
+
+def _encoded(pieces: Iterable[bytes], most_bytes: float) -> _Encoded:
+    data, num_bytes = bytearray(), 0
+    for piece in pieces:
+        num_bytes += len(piece)
+        if num_bytes <= most_bytes:
+            data += piece
+        else:
+            data.clear()
+    return _Encoded(num_bytes=num_bytes, data=data)
+
+
+def _bytes_of_span(spans: Sequence[Span], encoded: Callable[[Sequence[Span]], _Encoded]) -> float:
+    """About the bytes of a span with its arrows and counters: of those of a few micro-batches in the middle."""
+    middle = max(span.micro_batch for span in spans) // 2
+    some = [span for span in spans if middle <= span.micro_batch < middle + _SAMPLED_MICRO_BATCHES]
+    return max((encoded(some).num_bytes - encoded(()).num_bytes) / max(len(some), 1), _LEAST_EVENT_BYTES)
+
+
+def _pieces(
+    path: Path, timeline: StepTimeline, spans: Sequence[Span], title: str, saved_bytes: SavedBytes | None
+) -> Iterator[bytes]:
+    """The file bit by bit: of a large one, events as values would take several times its size."""
+    facts = _facts(timeline, spans, title)
     if path.name.endswith((".json", ".json.gz")):
-        return json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
-    return b"".join(proto_pieces(trace["traceEvents"], trace["otherData"]))
+        head = _json({"displayTimeUnit": "ms", "otherData": facts})
+        yield head[:-1] + b',"traceEvents":['
+        for number, event in enumerate(_events(timeline, spans, saved_bytes)):
+            yield (b"," if number else b"") + _json(event)
+        yield b"]}"
+    else:
+        yield from proto_pieces(lambda: _events(timeline, spans, saved_bytes), facts)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _events(timeline: StepTimeline, spans: Sequence[Span], saved_bytes: SavedBytes | None) -> Iterator[dict[str, Any]]:
+    yield from _names(timeline)
+    yield from map(_event, spans)
+    yield from flow_events(spans)
+    yield from counter_events(spans, saved_bytes)
+
+
+def _facts(timeline: StepTimeline, spans: Sequence[Span], title: str) -> dict[str, Any]:
+    return {
+        "title": title,
+        "step_time_s": timeline.step_time_s,
+        "critical_class": timeline.critical_class,
+        "num_rank_classes": timeline.num_rank_classes,
+        "detail": "all forwards, backwards and transfers; kernels of the first forward and backward of every chunk "
+        "and of those beside data-parallel traffic",
+        "num_spans_left_out": len(timeline.spans) - len(spans),
+    }
 
 
 def trace_object(
@@ -137,22 +204,9 @@ def trace_object(
     """The trace as a JSON value: `traceEvents` of `spans` (default: all), and what it leaves out in `otherData`."""
     spans = timeline.spans if spans is None else spans
     return {
-        "traceEvents": [
-            *_names(timeline),
-            *(_event(span) for span in spans),
-            *flow_events(spans),
-            *counter_events(spans, saved_bytes),
-        ],
+        "traceEvents": list(_events(timeline, spans, saved_bytes)),
         "displayTimeUnit": "ms",
-        "otherData": {
-            "title": title,
-            "step_time_s": timeline.step_time_s,
-            "critical_class": timeline.critical_class,
-            "num_rank_classes": timeline.num_rank_classes,
-            "detail": "all forwards, backwards and transfers; kernels of the first forward and backward of every chunk "
-            "and of those beside data-parallel traffic",
-            "num_spans_left_out": len(timeline.spans) - len(spans),
-        },
+        "otherData": _facts(timeline, spans, title),
     }
 
 

@@ -1,6 +1,7 @@
 """What a trace shows between spans: arrows from sends to what waits for them, and counters over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from echo_explore.specs.schedules import PassKind
@@ -17,10 +18,10 @@ def microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+def flow_events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     """A pair of flow events for every transfer between stages: from its start to the pass that waits for it."""
     first = _first_spans(spans)
-    events: list[dict[str, Any]] = []
+    number = 0
     for span in spans:
         if span.stream not in _SENDS:
             continue
@@ -28,11 +29,12 @@ def flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
         receiver = first.get((span.variant, forward, span.micro_batch, span.model_chunk + (1 if forward else -1)))
         if receiver is None:
             continue
-        common = {"cat": "transfer", "name": span.name, "id": len(events) // 2}
+        common = {"cat": "transfer", "name": span.name, "id": number}
         start = {"ph": "s", "pid": span.rank_class, "tid": int(span.stream), "ts": microseconds(span.start_s)}
         end = {"ph": "f", "bp": "e", "pid": receiver.rank_class, "tid": int(receiver.stream)}
-        events += [common | start, common | end | {"ts": microseconds(receiver.start_s)}]
-    return events
+        yield common | start
+        yield common | end | {"ts": microseconds(receiver.start_s)}
+        number += 1
 
 
 def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[int, bool, int, int], Span]:
@@ -47,12 +49,19 @@ def _first_spans(spans: Sequence[Span]) -> Mapping[tuple[int, bool, int, int], S
     return first
 
 
-def counter_events(spans: Sequence[Span], saved_bytes: SavedBytes | None) -> list[dict[str, Any]]:
+def counter_events(spans: Sequence[Span], saved_bytes: SavedBytes | None) -> Iterator[dict[str, Any]]:
     """Counters of every rank class: transfers under way, their load, activations kept (bytes if known, else passes).
+
+    Spans of a class lie together, as `spans_of` gives them.
 
     The load of links, by axis, is what a rank sends in its transfers over the time that each takes, summed over those
     of the axis that are under way: those of other axes may take other links.
     """
+    for _, own in groupby(spans, key=lambda span: span.rank_class):
+        yield from _counters_of_class(own, saved_bytes)
+
+
+def _counters_of_class(spans: Iterable[Span], saved_bytes: SavedBytes | None) -> Iterator[dict[str, Any]]:
     changes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     passes: dict[tuple[int, int, int, int], tuple[float, float]] = {}
     for span in spans:
@@ -73,7 +82,8 @@ def counter_events(spans: Sequence[Span], saved_bytes: SavedBytes | None) -> lis
             changes.setdefault((rank, name), []).append((microseconds(start), size))
         elif phase in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT):
             changes.setdefault((rank, name), []).append((microseconds(end), -size))
-    return [event for (rank, what), moves in sorted(changes.items()) for event in _counter(rank, what, moves)]
+    for (rank, what), moves in sorted(changes.items()):
+        yield from _counter(rank, what, moves)
 
 
 def _counter(rank: int, name: str, moves: list[tuple[float, float]]) -> list[dict[str, Any]]:

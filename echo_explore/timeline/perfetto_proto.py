@@ -8,7 +8,7 @@ References:
     perfetto_trace.proto, v59 (2026).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from echo_explore.graph.proto_wire import bytes_field, double_field, fixed64_field, number_field, signed_field
@@ -22,21 +22,21 @@ _STREAMS: Final = 1 << NUM_STREAMS.bit_length()
 """More than a rank class has, so that thread numbers of two classes differ."""
 
 
-def proto_pieces(events: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[bytes]:
+def proto_pieces(events: Callable[[], Iterable[Mapping[str, Any]]], facts: Mapping[str, Any]) -> Iterator[bytes]:
     """The packets of a trace; one after another they are the file.
 
     Args:
-        events: of phases M, X, s, f and C, as in Chrome trace JSON; those of a thread in order.
+        events: gives, each time that it is called, those of phases M, X, s, f and C, as in Chrome trace JSON, M first;
+            those of a thread in order.
         facts: of the whole step, for its track; `step_time_s` is its length.
     """
-    flows = _flows(events)
-    for event in events:
+    flows = _flows(events())
+    counters: dict[tuple[int, str], int] = {}
+    yield from _step(facts)
+    for event in events():
         if event["ph"] == "M":
             yield from _track(event)
-    yield from _step(facts)
-    counters: dict[tuple[int, str], int] = {}
-    for event in events:
-        if event["ph"] == "X":
+        elif event["ph"] == "X":
             yield from _slice(event, flows.get((event["pid"], event["tid"], event["ts"]), b""))
         elif event["ph"] == "C":
             yield from _count(event, counters)
@@ -102,7 +102,7 @@ def _slice(event: Mapping[str, Any], flows: bytes) -> Iterator[bytes]:
     yield _packet(11, number_field(9, _END) + track, event["ts"] + event["dur"])
 
 
-def _flows(events: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int, float], bytes]:
+def _flows(events: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int, float], bytes]:
     """Fields of the slices that flows start from (flow_ids) or end at (terminating_flow_ids)."""
     found: dict[tuple[int, int, float], bytes] = {}
     for event in events:

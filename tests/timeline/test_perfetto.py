@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -133,6 +134,19 @@ def test_above_the_limit_the_shortest_kernels_are_left_out_and_it_is_said(tmp_pa
         assert json.loads(written.path.read_bytes())["otherData"]["num_spans_left_out"] == len(lost)
     if name == "t.pftrace":
         assert annotations(parsed(written.path))["num_spans_left_out"] == len(lost)
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.pftrace"])
+def test_a_file_is_written_bit_by_bit(tmp_path: Path, name: str) -> None:
+    """Memory stays near the size of the file; all events as values took six times that."""
+    job = equal_stages_job(num_stages=8, num_micro_batches=800, send_s=0.1)
+    step = simulate_step(job, interference=interference(), fidelity="kernel", record_spans=True)
+    tracemalloc.start()
+    try:
+        size = len(plain(write_perfetto(tmp_path / name, step).path))
+        assert tracemalloc.get_traced_memory()[1] < 3.5 * size
+    finally:
+        tracemalloc.stop()
 
 
 def plain(path: Path) -> bytes:
