@@ -6,6 +6,7 @@ ends when stdin does, and when its parent is gone.
 
 import os
 import queue
+import shutil
 import sys
 import tempfile
 import threading
@@ -13,13 +14,15 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from echo_explore.core import EchoError, MissingExtra
 from echo_explore.tracing import wire
 from echo_explore.tracing.versions import framework_versions
 
 _PARENT_CHECK_S = 1.0
+_answers: list[Path] = []
+"""The folder of the answer that is made now."""
 
 
 def _prepare(_: dict[str, Any]) -> dict[str, Any]:
@@ -161,19 +164,26 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "error": f"the framework raised {type(error).__name__}: {text}"}
 
 
+def _leave() -> NoReturn:
+    """End, for the caller has gone: whatever runs is of no use, and nobody else deletes the folder of its answer."""
+    if _answers and _answers[-1].name.startswith(wire.FOLDER_PREFIX):
+        shutil.rmtree(_answers[-1], ignore_errors=True)
+    os._exit(0)
+
+
 def _read_requests(descriptor: int, requests: "queue.Queue[dict[str, Any]]") -> None:
     while True:
         try:
             requests.put(wire.receive(descriptor))
         except wire.Closed:
-            os._exit(0)  # the caller has gone: whatever runs is of no use
+            _leave()
 
 
 def _watch_parent(parent: int) -> None:
     while True:  # end of file is not enough: a fork of the caller may hold the pipe open
         time.sleep(_PARENT_CHECK_S)
         if os.getppid() != parent:
-            os._exit(0)
+            _leave()
 
 
 def main() -> None:
@@ -186,9 +196,11 @@ def main() -> None:
     threading.Thread(target=_read_requests, args=(0, requests), daemon=True).start()
     while True:
         try:
-            wire.send(answers, _answer(requests.get()))
+            request = requests.get()
+            _answers[:] = [Path(request["arguments"]["path"]).parent] if "path" in request["arguments"] else []
+            wire.send(answers, _answer(request))
         except wire.Closed:
-            os._exit(0)
+            _leave()
 
 
 if __name__ == "__main__":

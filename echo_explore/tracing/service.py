@@ -417,7 +417,7 @@ class TraceService:
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
     try:
-        folder = tempfile.TemporaryDirectory(prefix="echo-explore-trace-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=wire.FOLDER_PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         raise _refused(_temporary_place(), error.strerror or str(error)) from error
     with folder as name:

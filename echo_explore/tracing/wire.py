@@ -7,6 +7,9 @@ import struct
 import time
 from typing import Any
 
+FOLDER_PREFIX = "echo-explore-trace-"
+"""What the name of a folder begins with that a caller makes for an answer and deletes afterwards."""
+
 _LENGTH = struct.Struct(">Q")
 MOST_BYTES = 64 * 2**20
 """Longest message; artefacts travel as files."""

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -63,24 +64,40 @@ def test_threads_share_a_service(service: TraceService) -> None:
     assert answers == {1: 2, 2: 4, 3: 6}
 
 
-def test_the_child_dies_with_its_caller_who_does_not_import_torch() -> None:
+def test_the_child_dies_with_its_caller_who_does_not_import_torch(tmp_path: Path) -> None:
+    """In the middle of a trace, whose folder goes too."""
     script = """
-        import os, signal, sys
+        import os, signal, sys, threading, time
+        from pathlib import Path
         from echo_explore.tracing import TraceService
+        from tests.tracing.models import request
         service = TraceService()
         service.prepare()
         print(service.child_pid, "torch" in sys.modules, flush=True)
+        threading.Thread(target=service.trace, args=(request(),), daemon=True).start()
+        while not list(Path(sys.argv[1]).glob("echo-explore-trace-*")):
+            time.sleep(0.01)
+        time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, timeout=200,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
     child, has_torch = done.stdout.split()
     assert has_torch == "False"
     end = time.monotonic() + 20
-    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
-        if "State:\tZ" in Path(f"/proc/{child}/status").read_text():  # nobody reaps it in this container
-            return
+    while _runs(Path("/proc", child)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    assert not _runs(Path("/proc", child))
+    assert not list(tmp_path.glob("echo-explore-trace-*"))
+
+
+def _runs(process: Path) -> bool:
+    try:
+        return "State:\tZ" not in (process / "status").read_text()  # a zombie: nobody reaps it in a container
+    except OSError:
+        return False
 
 
 def test_a_request_that_takes_too_long() -> None:
@@ -131,10 +148,12 @@ def test_a_damaged_helper_is_compiled_again(tmp_path: Path, monkeypatch: pytest.
     assert path.startswith(str(tmp_path))
 
 
-def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = guard.cache_folder()
     assert folder.is_dir()
+    assert folder.is_relative_to(tmp_path)
     assert folder.stat().st_mode & 0o022 == 0
 
 
