@@ -218,7 +218,7 @@ class HierarchicalModel:
             if len(self._links) >= 64:
                 self._links.clear()
                 self._prices.clear()
-            found = (cluster, cluster_links(cluster, self.coefficients, library=str(vars(self)["library"])))
+            found = (cluster, cluster_links(cluster, self.coefficients, library=self.library))
             self._links[id(cluster)] = found
         return found[1]
 
