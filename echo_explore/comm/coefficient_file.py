@@ -6,6 +6,7 @@ below it, `[tool.<name>]`. In a calibration file of a user's own the same lie
 under `[comm]`. `same_as = "<key>"` repeats another table.
 """
 
+import functools
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -52,7 +53,12 @@ def load_coefficients(path: Path) -> CommCoefficients:
     Raises:
         SpecError: missing, not TOML, a table or key that is missing or wrong.
     """
-    data = _read(path)
+    return _loaded(path, _text(path))
+
+
+@functools.lru_cache(maxsize=8)  # every evaluation of a search asks for them; the text is part of the key
+def _loaded(path: Path, text: str) -> CommCoefficients:
+    data = _parsed(path, text)
     found = _coefficients(data, path.name)
     if not found.scale_up or not found.network:
         table = "scale_up" if not found.scale_up else "network"
@@ -88,10 +94,21 @@ def has_comm_tables(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    return _parsed(path, _text(path))
+
+
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError("calibration", str(path), f"cannot be read ({error.strerror})", "check the path") from None
+    except ValueError as error:
+        raise SpecError("calibration", str(path), f"is not valid TOML: {error}", "correct that line") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except ValueError as error:
         raise SpecError("calibration", str(path), f"is not valid TOML: {error}", "correct that line") from None
 

@@ -24,6 +24,7 @@ _CLASSES = {op_class.name.lower(): op_class for op_class in OpClass if op_class 
 TIMES = ("compute", "communication", "host", "interference", "stragglers", *AXES, *_CLASSES)
 """Causes whose times a what-if may multiply."""
 NAMES = (*TIMES, *HARDWARE, "overlap", "gpu", "slow_rank", "broken_link", "mixed_gpu", "jitter")
+_NAMES_OF_AXES = {axis: name for name, axes in AXES.items() for axis in axes}
 _WORDS = {("interference", "none"): 0.0, ("stragglers", "none"): 0.0}
 """Words that stand for factors."""
 _EXAMPLE = {True: "2x", False: "0.5"}
@@ -68,8 +69,7 @@ class WhatIf:
 
     def axis_factor(self, axis: Axis) -> float:
         """Factor on collectives and transfers of that axis."""
-        name = next((n for n, axes in AXES.items() if axis in axes), "")
-        return self.factors.get("communication", 1.0) * self.factors.get(name, 1.0)
+        return self.factors.get("communication", 1.0) * self.factors.get(_NAMES_OF_AXES.get(axis, ""), 1.0)
 
     @property
     def interference_factor(self) -> float:

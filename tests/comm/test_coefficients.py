@@ -121,3 +121,14 @@ def test_a_flag_must_be_true_or_false(tmp_path: Path) -> None:
     path = edited(tmp_path, "simple_only = true", 'simple_only = "yes"')
     with pytest.raises(SpecError, match=r"network.efa-ampere.simple_only = 'yes': must be true or false"):
         load_coefficients(path)
+
+
+def test_a_file_is_read_into_coefficients_once_until_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "comm.toml"
+    text = shipped_text()
+    path.write_text(text, encoding="utf-8")
+    first = load_coefficients(path)
+    assert load_coefficients(path) is first
+    path.write_text(text.replace("schema = 2", "schema = 1", 1), encoding="utf-8")
+    with pytest.raises(SpecError, match="schema = 1: must be 2"):
+        load_coefficients(path)
