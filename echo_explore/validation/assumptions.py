@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 from echo_explore.specs import Candidate, load_stack
 from echo_explore.validation.clusters import fabric_is_known, rule_of
-from echo_explore.validation.mapping import taken_from_file
+from echo_explore.validation.mapping import gathers_once, taken_from_file
 from echo_explore.validation.rows import MeasuredRow, normal_attention, normal_sharding
+from echo_explore.validation.stacks import rule_of_stack
 
 Value = Callable[[Candidate], object]
 
@@ -41,6 +42,11 @@ def _stand_ins(row: MeasuredRow, candidate: Candidate) -> list[str]:
     """What stands in for words that say nothing known, and for what no profile, kernel or split is made for."""
     said = {name: row.values.get(name, "").strip() for name in ("gpu", "activation", *_WORDS)}
     parts = []
+    rule = rule_of_stack(row)
+    if rule is not None and rule.stands_in:
+        parts.append(f"stack = {candidate.stack.name} stands in for {row.framework!r}")
+    if gathers_once(row) and row.sharding in ("zero2", "zero3"):
+        parts.append("zero_stage_or_fsdp = distributed optimizer: memory counts gradients and parameters whole")
     if said["gpu"].lower() != row.gpu.lower():
         parts.append(f"gpu = {row.gpu} for {said['gpu']!r}")
     if said["activation"].lower() == "geglu":
@@ -49,8 +55,8 @@ def _stand_ins(row: MeasuredRow, candidate: Candidate) -> list[str]:
         if said[name] and not known(said[name]):
             parts.append(f"{name} = as {candidate.stack.name} for {said[name]!r}")
     stack = candidate.stack
-    if (rule := stack.layer_split_rule) != load_stack(stack.name).layer_split_rule:
-        parts.append(f"layers of a stage = {rule}, for which {stack.name} has no rule")
+    if (split := stack.layer_split_rule) != load_stack(stack.name).layer_split_rule:
+        parts.append(f"layers of a stage = {split}, for which {stack.name} has no rule")
     return parts
 
 

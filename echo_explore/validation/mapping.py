@@ -18,7 +18,7 @@ from echo_explore.tracing.request import unsupported as tracer_refuses
 from echo_explore.validation.clusters import cluster_of
 from echo_explore.validation.model_files import assumed, completed
 from echo_explore.validation.rows import MeasuredRow
-from echo_explore.validation.stacks import stack_of
+from echo_explore.validation.stacks import rule_of_stack, stack_of
 
 Capability = Callable[[Candidate], str | None]
 """None when a candidate can be predicted, else why not."""
@@ -70,7 +70,7 @@ def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
     """What a run does that no recipe can say yet."""
     if row.task not in ("pretrain", "sft", "lora"):
         return f"task {row.task} is not represented yet"
-    if row.sharding in ("zero2", "zero3") and stack.framework == "megatron":
+    if row.sharding in ("zero2", "zero3") and stack.framework == "megatron" and not gathers_once(row):
         return "sharded gradients and parameters (ZeRO-2 and 3, FSDP) are not represented yet"
     if row.overlap.offload and not row.overlap.offload_layers:
         return "what is moved to host memory is not represented yet: only activations of a number of layers"
@@ -79,6 +79,12 @@ def _not_represented(row: MeasuredRow, stack: StackProfile) -> str | None:
     if row.precision is None:
         return f"precision {row.values.get('precision', '')!r} is not known"
     return None
+
+
+def gathers_once(row: MeasuredRow) -> bool:
+    """Whether what the run shards is gathered once a step and kept, as parameters of a distributed optimizer are."""
+    rule = rule_of_stack(row)
+    return rule is not None and rule.gathers_once
 
 
 def recompute_of(row: MeasuredRow, stack: StackProfile) -> str | None:
@@ -234,7 +240,7 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         row.distributed_optimizer
         if row.distributed_optimizer is not None
         else True
-        if row.sharding == "zero1"
+        if row.sharding == "zero1" or (row.sharding in ("zero2", "zero3") and gathers_once(row))
         else None
     )
     fields: dict[str, Any] = {
@@ -259,7 +265,7 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         fields["offload_layers"] = row.overlap.offload_layers
     if row.task == "lora":
         fields["lora_rank"] = row.lora_rank or stack.lora_rank
-    if row.sharding == "zero2":
+    if row.sharding == "zero2" and stack.fully_sharded:
         fields["reshard_after_forward"] = False
     if stack.fusion == "eager" and row.overlap.fused_norm:
         fields["fusion"] = "norm"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from echo_explore.core.home import list_data_files
 from echo_explore.specs import Candidate
 from echo_explore.validation import Declined, MeasuredRow, map_row
+from echo_explore.validation.assumptions import assumed_of
 from echo_explore.validation.clusters import CLUSTER_RULES, cluster_of
 from echo_explore.validation.mapping import model_of
 from echo_explore.validation.rows import parse_row
@@ -81,6 +82,59 @@ def test_megatron_of_2023_overlaps_nothing_and_fuses_accumulation() -> None:
     assert not isinstance(older, str)
     assert {profile.overlap_grad_reduce, profile.overlap_param_gather, profile.overlap_p2p} == {False}
     assert (older.gradient_accumulation_fusion, profile.gradient_accumulation_fusion) == (False, True)
+
+
+ALONE = {"tp": "1", "pp": "1", "dp": "8"}
+
+
+@pytest.mark.parametrize(
+    ("framework", "cells", "stack"),
+    [
+        ("metaseq", {"pp": "1", "framework_version_or_date": "2022-05", "zero_stage_or_fsdp": "fsdp"}, "megatron-2022"),
+        ("PyTorch FSDP", ALONE, "llm-foundry-fsdp"),
+        ("FSDP", {**ALONE, "attn_extra": "torch.compile"}, "fms-fsdp"),
+        ("FSDP", {**ALONE, "attn_extra": "no compile"}, "llm-foundry-fsdp"),
+        ("pytorch fsdp2", ALONE, "torchtitan-eager"),
+        ("fsdp2", {**ALONE, "attn_extra": "compile by layer"}, "torch-fsdp2"),
+        ("PyTorch DDP", ALONE, "torch-ddp"),
+        ("deepspeed", {**ALONE, "zero_stage_or_fsdp": "3", "framework_version_or_date": "2021"}, "deepspeed-zero3"),
+        ("deepspeed", {**ALONE, "zero_stage_or_fsdp": "3", "framework_version_or_date": "2024"}, "llm-foundry-fsdp"),
+        ("deepspeed", {**ALONE, "zero_stage_or_fsdp": "2"}, "llm-foundry-fsdp"),
+        ("deepspeed", {"zero_stage_or_fsdp": "1"}, "megatron-deepspeed"),
+        ("hai-llm", {"framework_version_or_date": "2024-12", "zero_stage_or_fsdp": "1"}, "megatron-core"),
+        ("Colossal-AI", {"framework_version_or_date": "2021-10"}, "megatron-2022"),
+        ("colossalai", {"framework_version_or_date": "2024"}, "megatron-core"),
+        ("colossal-ai", {**ALONE, "zero_stage_or_fsdp": "gemini zero3"}, "llm-foundry-fsdp"),
+        ("hugging face accelerate", {**ALONE, "zero_stage_or_fsdp": "fsdp"}, "llm-foundry-fsdp"),
+        ("huggingface trl", {**ALONE, "zero_stage_or_fsdp": "fsdp2"}, "torchtitan-eager"),
+        ("transformers", ALONE, "torch-ddp"),
+        ("axolotl", {**ALONE, "zero_stage_or_fsdp": "zero2"}, "llm-foundry-fsdp"),
+        ("epfllm", {"framework_version_or_date": "2023"}, "megatron-core"),
+        ("ms-swift", {"attn_extra": "megatron"}, "megatron-core"),
+        ("olmo", {**ALONE, "zero_stage_or_fsdp": "fsdp"}, "llm-foundry-fsdp"),
+        ("olmo-core", ALONE, "torch-fsdp2"),
+    ],
+)
+def test_a_framework_without_a_profile_has_the_nearest(framework: str, cells: dict[str, str], stack: str) -> None:
+    run = row(framework=framework, **cells)
+    candidate = map_row(run)
+    assert not isinstance(candidate, Declined), candidate
+    assert candidate.stack.name == stack
+    assert f"stack = {stack} stands in for {framework.lower()!r}" in assumed_of(run, candidate)
+
+
+@pytest.mark.parametrize("framework", ["maxtext", "paxml", "mindspeed", "my own trainer"])
+def test_other_words_are_declined_with_column_and_value(framework: str) -> None:
+    found = map_row(row(framework=framework))
+    assert isinstance(found, Declined)
+    assert found.reason == f"framework {framework!r} has no stack profile"
+
+
+def test_parameters_gathered_once_a_step_are_those_of_a_distributed_optimizer() -> None:
+    cells = {"framework": "metaseq", "pp": "1", "zero_stage_or_fsdp": "fsdp"}
+    candidate = mapped(**cells)
+    assert candidate.recipe.distributed_optimizer
+    assert "memory counts gradients and parameters whole" in assumed_of(row(**cells), candidate)
 
 
 def test_rules_name_shipped_files() -> None:
