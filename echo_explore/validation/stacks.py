@@ -110,7 +110,8 @@ STACK_RULES = (
     StackRule(framework=r"megatron-lm", version=r"^202(0|1-0[1-9])", stack="megatron-2021"),
     StackRule(framework=r"megatron-lm", version=r"^(202[01]|2022(?!-1[0-2]))", stack="megatron-2022"),
     StackRule(framework=r"megatron-lm", version=r"^202[23]", stack="megatron-2023"),
-    StackRule(framework=r"megatron-lm|megatron-core", stack="megatron-core"),
+    # An MLPerf submission lists libraries of its container, Megatron-LM among them, and runs NeMo.
+    StackRule(framework=r"megatron-lm|megatron-core", version=r"^(?!MLPerf)", stack="megatron-core"),
     StackRule(
         framework=r"megatron-bridge",
         version=r"\b26\.(0[6-9]|1\d)",

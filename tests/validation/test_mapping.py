@@ -59,6 +59,10 @@ def test_a_plain_run() -> None:
         ({"framework": "nanotron"}, "nanotron"),
         ({"framework": "gpt-neox"}, "megatron-deepspeed"),
         ({"framework": "aleph-alpha scaling (megatron-like)"}, "aleph-scaling"),
+        (
+            {"framework": "NeMo 2.1.0, Megatron-LM", "framework_version_or_date": "MLPerf Training v5.1"},
+            "nemo-megatron-2025",
+        ),
         ({"framework": "NGC PyTorch 24.09", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
         ({"framework": "NGC PyTorch 25.04", "framework_version_or_date": "MLPerf Training v5.0"}, "nemo-megatron-2025"),
         ({"gpu": "L40S", "framework": "NeMo", "framework_version_or_date": "MLPerf Training v4.1"}, "nemo-megatron"),
