@@ -143,13 +143,13 @@ def read_kernel_table(path: Path) -> KernelTable:
     try:
         data = path.read_bytes()
         text = plain_bytes(data).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""))
+        header = [name.strip() for name in next(reader, [])]
+        rows = [row for row in reader if row]
     except FileNotFoundError:
         raise SpecError("file", str(path), "does not exist", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError("file", str(path), f"cannot be read as CSV: {error}", "give a CSV or CSV.gz in UTF-8") from None
-    reader = csv.reader(io.StringIO(text, newline=""))
-    header = [name.strip() for name in next(reader, [])]
-    rows = [row for row in reader if row]
     if not rows:
         raise SpecError("file", str(path), "has no rows", "give a table with a header and at least one row")
     for number, row in enumerate(rows, start=2):

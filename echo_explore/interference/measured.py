@@ -130,21 +130,23 @@ def read_overlaps(path: Path) -> list[MeasuredOverlap]:
     try:
         data = path.read_bytes()
         text = plain_bytes(data).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        names = reader.fieldnames or ()
+        lines = [(reader.line_num, cells) for cells in reader]
     except FileNotFoundError:
         raise SpecError("measured", str(path), "does not exist", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError("measured", str(path), f"cannot be read: {error}", "give a CSV or CSV.gz file") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
+    missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise SpecError("measured", str(path), f"has no column {', '.join(missing)}", "see docs/interference.md")
     rows = []
-    for cells in reader:
-        where = f"{path.name}: line {reader.line_num}"
+    for number, cells in lines:
+        where = f"{path.name}: line {number}"
         given = sum(value is not None for name, value in cells.items() if name is not None)
         given += len(cells.get(None, ()))  # where the csv module puts what is too much
-        if given != len(reader.fieldnames or ()):
-            rule = f"the header names {len(reader.fieldnames or ())} columns"
+        if given != len(names):
+            rule = f"the header names {len(names)} columns"
             raise SpecError(where, f"{given} cells", rule, "complete the line, or delete it")
         rows.append(_row(cells, where))
     if not rows:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _current: list[tuple[int, int]] = []
@@ -44,11 +45,12 @@ def install() -> None:
 def start(rank: int, world_size: int) -> None:
     """Be rank `rank` of `world_size`; ends the cluster that was before.
 
-    DTensor remembers the shapes of an operator's parts, which another rank may have otherwise.
+    DTensor remembers the shapes of an operator's parts, which another rank may have otherwise. A program selects a GPU.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     stop()
+    torch.cuda.set_device(0)
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

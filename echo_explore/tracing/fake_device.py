@@ -137,6 +137,17 @@ def current_stream(device: object = None) -> FakeStream:
     return _stack[-1]
 
 
+_selected = [0]
+
+
+def set_device(device: Any) -> None:
+    """Let `"cuda"` mean this GPU from now on: an index, a `torch.device` or its name."""
+    index: Any = device if isinstance(device, int) else torch.device(device).index  # None: whichever is selected
+    if index is not None and index >= 0:
+        _selected[-1] = index
+        torch._C._accelerator_setDeviceIndex(index)
+
+
 class _StreamContext(contextlib.ContextDecorator):
     def __init__(self, stream: FakeStream | None) -> None:
         self._stream = stream
@@ -248,10 +259,10 @@ def _cuda_functions(num_devices: int) -> dict[str, Any]:
         warp_size=32, L2_cache_size=50 * 2**20, gcnArchName="", shared_memory_per_block_optin=232448,
     )  # fmt: skip
     replaced: dict[str, Any] = dict.fromkeys(
-        ("set_device", "_lazy_init", "init", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all",
+        ("_lazy_init", "init", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all",
          "reset_peak_memory_stats", "empty_cache", "ipc_collect"), _nothing,
     )  # fmt: skip
-    zeros = ("initial_seed", "memory_allocated", "max_memory_allocated", "memory_reserved", "current_device")
+    zeros = ("initial_seed", "memory_allocated", "max_memory_allocated", "memory_reserved")
     replaced |= dict.fromkeys(zeros, lambda *_, **__: 0)
     return replaced | {
         "is_available": lambda: True,
@@ -259,6 +270,8 @@ def _cuda_functions(num_devices: int) -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: num_devices,
+        "set_device": set_device,
+        "current_device": lambda: _selected[-1],
         "synchronize": lambda *_: host_sync("cuda.synchronize"),
         "current_stream": current_stream,
         "default_stream": lambda device=None: _default,
@@ -280,11 +293,13 @@ def _cuda_functions(num_devices: int) -> dict[str, Any]:
 
 
 def _unpinned(make: Any) -> Any:
-    """`torch.tensor` whose host memory is never pinned, which needs a GPU."""
+    """`torch.tensor` on the GPU that is selected, whose host memory is never pinned, which needs a GPU."""
 
     @functools.wraps(make)
-    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
-        return make(*args, **kwargs)
+    def tensor(*args: Any, pin_memory: bool = False, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and not isinstance(device, int) and torch.device(device) == torch.device("cuda"):
+            device = torch.device("cuda", _selected[-1])
+        return make(*args, device=device, **kwargs)
 
     return tensor
 

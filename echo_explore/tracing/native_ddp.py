@@ -8,7 +8,6 @@ in order to time some of them, which in a CUDA build takes a GPU; only a static 
 """
 
 import contextlib
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,6 +30,21 @@ class _Reducer:
 
     def __getattr__(self, name: str) -> Any:
         return self._replaced.get(name) or getattr(self._reducer, name)
+
+
+class _Silent:
+    """A logger that says nothing; what DDP refuses it raises as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def _refuse_hook(_: Any, __: Any, hook: Any) -> None:
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    raise TraceError(
+        f"register_comm_hook = {name}: hooks of DistributedDataParallel's buckets are not traced, which reduce "
+        "gradients as they are; fix: leave it out (a bf16 or fp16 hook halves the bytes of every all-reduce)"
+    )
 
 
 def final_buckets(tensors: Sequence[Any], limits: Sequence[int], sparse: Sequence[bool], assign: Any) -> Any:
@@ -66,6 +80,7 @@ def replicas() -> Iterator[None]:
     ddp = module.DistributedDataParallel
     package: Any = dist
     real = (module._verify_param_shape_across_processes, module._sync_module_states, ddp.__init__)
+    hook = ddp.register_comm_hook
     assign = package._compute_bucket_assignment_by_size
 
     def make(self: Any, wrapped: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,11 +103,12 @@ def replicas() -> Iterator[None]:
         finally:
             package._compute_bucket_assignment_by_size = assign
         object.__setattr__(self, "reducer", _Reducer(self.reducer, counts=static))
-        object.__setattr__(self, "logger", types.SimpleNamespace(set_runtime_stats_and_log=lambda: None))
+        object.__setattr__(self, "logger", _Silent())
 
     module._verify_param_shape_across_processes = module._sync_module_states = lambda *_, **__: None
-    ddp.__init__ = make
+    ddp.__init__, ddp.register_comm_hook = make, _refuse_hook
     try:
         yield
     finally:
         module._verify_param_shape_across_processes, module._sync_module_states, ddp.__init__ = real
+        ddp.register_comm_hook = hook

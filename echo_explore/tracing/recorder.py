@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echo_explore.core import TraceError
 from echo_explore.graph import Axis, Collective, DType, OpClass, OpKind, OpRow, Phase, StreamJoin
 from echo_explore.tracing import fake_device, functional_collectives
 from echo_explore.tracing.collectives import Described, FakeWork, describe, ranks_of
@@ -20,6 +21,7 @@ from echo_explore.tracing.provenance import Context, Home, Mark, Provenance
 from echo_explore.tracing.quantise import Casts
 from echo_explore.tracing.regions import FusedRegions
 from echo_explore.tracing.row_log import RowLog
+from echo_explore.tracing.source_lines import source_line
 from echo_explore.tracing.storages import watching_sizes
 
 _DEVICE = torch.ops.prim.device.default
@@ -186,7 +188,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if region is None and plan.kind != "query":
             self._log.host_calls += 1
         if plan.kind == "kernel":
-            return self._kernel(plan, func, args, kwargs)
+            try:
+                return self._kernel(plan, func, args, kwargs)
+            except NotImplementedError as error:
+                raise self._refused(plan.name, error) from error
         if plan.kind == "collective":
             return self._collective(plan, func, args, kwargs)
         if plan.kind == "functional":
@@ -252,6 +257,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._quantiser.narrow_product(row)
         self._log.append(row)
         return out
+
+    def _refused(self, name: str, error: NotImplementedError) -> Exception:
+        """What to say of an operator that no fake tensor runs; the error itself if it is another."""
+        made_by = self._provenance.context(self.phase).forward_op
+        where = f"{name} at {self.rows[made_by].source if 0 <= made_by < len(self.rows) else source_line()}"
+        if "storage" in str(error):
+            rule, fix = "sparse arrays and gradients are not traced", "make the embedding with sparse=False"
+            return TraceError(f"{where} = (sparse): {rule}; fix: {fix}, or the array dense")
+        if "no fake impl" in f"{error}{error.__context__}":  # PyTorch then tries it on a GPU
+            rule = "PyTorch has no fake kernel of this operator, so its result has no shape"
+            fix = "use another operator, or torch.library.register_fake for one of your own"
+            return TraceError(f"{where} = (unknown): {rule}; fix: {fix}")
+        return error
 
     def _new_row(self, name: str, context: Context, kind: OpKind = OpKind.COMPUTE) -> OpRow:
         if self._regions.current is None:

@@ -36,6 +36,7 @@ def test_a_table_is_predicted_and_scored(tmp_path: Path) -> None:
         (HEADER + GEMM.replace(",1.0,20", ",1.5,20"), "line 2: overlap_ratio = '1.5': must be a share from 0 to 1"),
         (HEADER + GEMM + GEMM.replace(",1.03", ",-1"), "line 3: slowdown = -1.0: must be above 0"),
         (HEADER + GEMM.replace(",900,", ",-900,"), "line 2: alone_us = '-900': must be above 0"),
+        (HEADER + GEMM.replace(",900,", f",{'9' * 200_000},"), "cannot be read: field larger than field limit"),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:

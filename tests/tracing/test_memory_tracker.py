@@ -32,7 +32,9 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     return found
 
 
-@pytest.mark.parametrize("case", ["plain", also("bf16"), also("recompute"), also("fsdp2"), "fsdp2 recompute"])
+@pytest.mark.parametrize(
+    "case", ["plain", also("bf16"), also("recompute"), also("fsdp2"), "fsdp2 recompute", also("transformers")]
+)
 def test_peaks_of_scripts(figures: Figures, case: str) -> None:
     """But for the rounding of every storage to 512 bytes."""
     ours, theirs = figures[case]["ours"], figures[case]["theirs"]

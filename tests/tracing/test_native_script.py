@@ -171,6 +171,75 @@ def test_all_behind_the_last_backward_is_the_optimizer(service: TraceService, tm
     assert [oracle["phase"] for oracle in trace.oracles] == ["OPTIMIZER"]
 
 
+OWN_GPU = """
+import os, torch, torch.distributed as dist
+def build():
+    dist.init_process_group("nccl")
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    model = torch.nn.Linear(64, 8).cuda()
+    ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[local])
+    scaler = torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.zeros(16, 64, device="cuda"), torch.tensor([0] * 16, device=f"cuda:{local}")
+    def step():
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return step
+"""
+SPARSE = """
+import torch
+def build():
+    table = torch.nn.EmbeddingBag(100, 8, sparse=True, device="cuda")
+    ids = torch.zeros(4, 2, dtype=torch.long, device="cuda")
+    def step():
+        table(ids).sum().backward()
+    return step
+"""
+SYNCED = """
+import torch
+def build():
+    norm = torch.nn.SyncBatchNorm(4).cuda()
+    def step():
+        norm(torch.zeros(8, 4, 16, device="cuda"))
+    return step
+"""
+HOOK = """
+import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+def build():
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4, device="cuda"))
+    ddp.register_comm_hook(None, bf16_compress_hook)
+"""
+
+
+def test_a_program_selects_its_gpu(service: TraceService, tmp_path: Path) -> None:
+    """As most do under torchrun: set_device, device_ids, and "cuda" for what is selected."""
+    graph = service.trace_script(script(tmp_path, OWN_GPU), "build", world_size=16, rank=13)
+    assert traffic(graph) == [("ALL_REDUCE", "DATA", 4.0 * (64 * 8 + 8))]
+    assert (graph.kind == OpKind.HOST_SYNC).sum() == 1  # whether a gradient is infinite
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SPARSE, r"at mine\.py:7 = \(sparse\): sparse arrays and gradients are not traced; fix: .* sparse=False"),
+        (
+            SYNCED,
+            r"aten\.batch_norm_stats at mine\.py:6 = \(unknown\): PyTorch has no fake kernel .*; fix: use another",
+        ),
+        (HOOK, r"register_comm_hook = bf16_compress_hook: hooks .* are not traced.*; fix: leave it out"),
+    ],
+)
+def test_what_is_not_traced_is_refused_by_name(service: TraceService, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        service.trace_script(script(tmp_path, text), "build", world_size=8, rank=3)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -20,12 +20,17 @@ from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from echo_explore.graph import OpKind  # noqa: E402
-from echo_explore.tracing import fake_cluster, megatron_rank, script_trace  # noqa: E402
+from echo_explore.tracing import fake_cluster, megatron_rank, script_trace, transformers_model  # noqa: E402
+from echo_explore.tracing.transformers_request import TransformersJob  # noqa: E402
 from tests.tracing.models import GPT, LLAMA, request  # noqa: E402
 from tests.tracing.test_folding import rank_request  # noqa: E402
 
 Step = Callable[[], None]
-SCRIPTS = ("plain", "bf16", "recompute", "fsdp2", "fsdp2 recompute", "ddp")
+HUGGING_FACE = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1408, "vocab_size": 8192,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+SCRIPTS = ("plain", "bf16", "recompute", "fsdp2", "fsdp2 recompute", "ddp", "transformers")
 RANKS: dict[str, dict[str, Any]] = {
     "gpt": {"model": GPT, "fusion": "eager"},
     "gpt fused": {"model": GPT},
@@ -73,6 +78,14 @@ def training(name: str) -> tuple[Step, list[Any]]:
     """A training step of the decoder, and what lives on the GPU before it."""
     from torch.distributed.fsdp import fully_shard
 
+    if name == "transformers":
+        model_step, built = transformers_model.build_step(
+            TransformersJob(
+                config=HUGGING_FACE, parallelism="fsdp2", tensor_parallel=1, world_size=8, num_micro_batches=1,
+                micro_batch_size=1, sequence_length=512, recompute="none", precision="bf16",
+            )
+        )  # fmt: skip
+        return model_step, [built]
     with torch.device("cuda"):
         model = Decoder(again="recompute" in name)
         tokens = torch.zeros(4, 512, dtype=torch.int64)
@@ -119,7 +132,7 @@ def of_script(name: str) -> dict[str, float]:
                 step()
                 return
             tracker = MemTracker()
-            tracker.track_external(*alive)
+            tracker.track_external(*(on_gpu() if name == "transformers" else alive))
             with tracker:
                 step()
             peaks.append(peak_of(tracker))

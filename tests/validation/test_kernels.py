@@ -141,6 +141,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         _run(tmp_path, GEMM + "A100-SXM4-80GB,bfloat16,1,8,8,8,3,\n")
     with pytest.raises(SpecError, match="does not exist"):
         read_kernel_table(tmp_path / "nowhere.csv")
+    (tmp_path / "long.csv").write_text(GEMM + "A100-SXM4-80GB,bfloat16,1,8,8,8," + "3" * 200_000 + ",\n")
+    with pytest.raises(SpecError, match="cannot be read as CSV: field larger than field limit"):
+        read_kernel_table(tmp_path / "long.csv")
 
 
 @pytest.mark.parametrize("allow_fallback", [False, True])
