@@ -18,6 +18,7 @@ from echo_explore.specs.schedules import (
     PipelineSchedule,
     build_schedule,
     default_schedule,
+    num_ahead,
     num_copies,
     resolved_schedule,
 )
@@ -73,13 +74,14 @@ class Candidate:
     def schedule_of(self, num_micro_batches: int) -> PipelineSchedule:
         """The schedule with another number of micro-batches."""
         layout, recipe = self.layout, self.recipe
+        name = resolved_schedule(recipe.schedule, layout.pipeline_parallel, layout.virtual_pipeline)
         return build_schedule(
-            resolved_schedule(recipe.schedule, layout.pipeline_parallel, layout.virtual_pipeline),
+            name,
             pipeline_parallel=layout.pipeline_parallel,
             virtual_pipeline=layout.virtual_pipeline,
             num_micro_batches=num_micro_batches,
             lines=recipe.schedule_lines,
-            ahead=int(self.overlaps_exchanges),
+            ahead=num_ahead(name, overlap_exchanges=self.overlaps_exchanges),
         )
 
     @property

@@ -99,7 +99,7 @@ def _check_recipe(layout: ParallelConfig, recipe: TrainingRecipe) -> None:
          "does not go with full recomputation", "use selective"),
         (
             "overlap_expert_exchange", True,
-            overlaps and recipe.schedule not in ("auto", "no-pipelining", "interleaved"),
+            overlaps and recipe.schedule not in ("auto", "no-pipelining", "interleaved", "dualpipe"),
             f"does not go with the schedule {recipe.schedule}", "leave the schedule out",
         ),
         ("overlap_expert_exchange", True, overlaps and recipe.precision == "fp32", "needs bf16 or fp16", "use bf16"),

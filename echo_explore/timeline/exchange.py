@@ -15,7 +15,7 @@ import numpy as np
 from echo_explore.graph.execution_graph import Ints
 from echo_explore.specs.schedules import PassKind, posts_receives
 from echo_explore.timeline.job import PipelineJob
-from echo_explore.timeline.layout import Layout, starts_pair
+from echo_explore.timeline.layout import Layout, joined_forwards, starts_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,8 +65,7 @@ def exchange_points(job: PipelineJob, layout: Layout) -> Exchange:
 def _joined(layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """(num_blocks,) forwards that are one step with the backward behind them, see `StageOrder.joined`."""
     starts = np.zeros(layout.num_blocks, dtype=np.bool_)
-    for rank, first in enumerate(layout.first[:-1].tolist()):
-        starts[first + layout.schedule.orders[rank % layout.schedule.num_stages].joined] = True
+    starts[joined_forwards(layout.schedule, layout.first)] = True
     return starts
 
 

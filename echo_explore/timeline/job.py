@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from echo_explore.graph import Axis, Collective, TimedGraph
 from echo_explore.graph.execution_graph import Ints
-from echo_explore.specs.schedules import num_copies
+from echo_explore.specs.schedules import num_ahead, num_copies
 from echo_explore.timeline.host import HostModules
 
 
@@ -177,7 +177,7 @@ class PipelineJob:
         overlap_param_gather: gathers run beside the first forward.
         overlap_p2p: transfers run beside compute; else the sender's compute stream waits for its send.
         overlap_exchanges: exchanges of experts in a forward run beside the backward of another micro-batch, and the
-            reverse; the schedule runs one forward ahead.
+            reverse; Megatron's schedules then run one forward ahead.
         host_call_s: host time of one of `ExecutionGraph.host_calls` in a forward or recomputation; 0 with CUDA graphs.
             A forward or backward of a chunk lasts at least as long as its calls take the host.
         host_backward_call_s: the same in a backward.
@@ -248,4 +248,4 @@ class PipelineJob:
     @property
     def ahead(self) -> int:
         """Forwards that the schedule runs ahead."""
-        return int(self.overlap_exchanges)
+        return num_ahead(self.schedule, overlap_exchanges=self.overlap_exchanges)

@@ -7,7 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_explore.graph.execution_graph import Ints
-from echo_explore.specs.schedules import PassKind, PipelineSchedule, build_schedule, num_warm_up_forwards
+from echo_explore.specs.schedules import (
+    PassKind,
+    PipelineSchedule,
+    build_schedule,
+    num_warm_up_forwards,
+    posts_receives,
+)
 from echo_explore.timeline.job import PipelineJob
 
 NUM_KINDS = len(PassKind)
@@ -129,7 +135,10 @@ def _laid_out(schedule: PipelineSchedule, num_micro_batches: int, overlap_exchan
     first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
     partner = np.full(stage.shape[0], -1, dtype=np.int64)
     if overlap_exchanges:
-        forwards = np.flatnonzero(starts_pair(phase, first, num_micro_batches, schedule.num_chunks, ahead))
+        if posts_receives(schedule.name):
+            forwards = joined_forwards(schedule, first)
+        else:
+            forwards = np.flatnonzero(starts_pair(phase, first, num_micro_batches, schedule.num_chunks, ahead))
         partner[forwards], partner[forwards + 1] = forwards + 1, forwards
     return Layout(
         schedule=schedule,
@@ -142,6 +151,17 @@ def _laid_out(schedule: PipelineSchedule, num_micro_batches: int, overlap_exchan
         first=first,
         partner=partner,
     )
+
+
+def joined_forwards(schedule: PipelineSchedule, first: Ints) -> Ints:
+    """Blocks of forwards that are one step with the backward behind them, see `StageOrder.joined`.
+
+    Args:
+        schedule: of the job.
+        first: (num_ranks + 1,) offsets of the blocks of every rank class, the stages of each kind of replica in turn.
+    """
+    offsets = enumerate(first[:-1].tolist())
+    return np.concatenate([start + schedule.orders[rank % schedule.num_stages].joined for rank, start in offsets])
 
 
 def starts_pair(phase: Ints, first: Ints, num_micro_batches: int, num_chunks: int, ahead: int) -> npt.NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from echo_explore.core import EchoError, SpecError
 from echo_explore.specs import Candidate, ModelSpec, ParallelConfig, StackProfile, TrainingRecipe, make_candidate
 from echo_explore.specs.base import validate
 from echo_explore.specs.recompute import MODULES, modules_of, recomputes_layers
+from echo_explore.specs.schedules import is_v_shaped
 from echo_explore.tracing.request import request_of
 from echo_explore.tracing.request import unsupported as tracer_refuses
 from echo_explore.validation.clusters import cluster_of
@@ -219,7 +220,8 @@ def layout_of(row: MeasuredRow) -> ParallelConfig:
         {
             "tensor_parallel": row.tp,
             "pipeline_parallel": row.pp,
-            "virtual_pipeline": row.vpp,
+            # Schedules of two chunks a stage: a row that names one need not say so.
+            "virtual_pipeline": 2 if is_v_shaped(row.overlap.schedule or "") and row.pp > 1 else row.vpp,
             "data_parallel": row.dp,
             "context_parallel": row.cp,
             "expert_parallel": row.ep,
@@ -228,6 +230,13 @@ def layout_of(row: MeasuredRow) -> ParallelConfig:
         },
         where="layout.",
     )
+
+
+def _overlaps_exchange(row: MeasuredRow) -> bool | None:
+    """DualPipe is made to hide exchanges of experts (arXiv 2412.19437 (2024), section 3.2.1)."""
+    if row.ep == 1:
+        return None
+    return True if row.overlap.schedule == "dualpipe" and row.pp > 1 else row.overlap.expert_exchange
 
 
 def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
@@ -257,7 +266,8 @@ def recipe_of(row: MeasuredRow, stack: StackProfile) -> TrainingRecipe:
         "context_exchange": "all_gather" if stack.framework == "torchtitan" and row.cp > 1 else None,
         "overlap_tensor": row.overlap.tensor if row.tp > 1 and row.sequence_parallel else None,
         "expert_dispatcher": row.overlap.expert_dispatcher if row.moe_experts else None,
-        "overlap_expert_exchange": row.overlap.expert_exchange if row.ep > 1 else None,
+        "overlap_expert_exchange": _overlaps_exchange(row),
+        "schedule": row.overlap.schedule if row.pp > 1 else None,
     }
     if row.moe_experts and row.expert_load:
         fields["expert_load"] = list(row.expert_load)

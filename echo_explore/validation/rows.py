@@ -7,7 +7,7 @@ decided by the small functions below, which look at the words of one column only
 import contextlib
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -24,6 +24,9 @@ REQUIRED = (
 )  # fmt: skip
 """Columns that every table must have; the others default as docs/validation.md says."""
 
+LARGEST_COUNT = 1e12
+"""No column of counts comes near it."""
+_YES, _NO = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "no")
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e7
 """A step is longer than one kernel's launch and shorter than four months."""
 UNIT_FACTOR = 10.0
@@ -53,6 +56,7 @@ class OverlapFlags:
         offload: something is moved to host memory.
         offload_layers: layers whose activations are, where the words say how many.
         narrow_reduction: gradients are reduced in 16 bits (Composer's mixed precision mode PURE).
+        schedule: order of passes of the pipeline, as a recipe names it.
     """
 
     grad_reduce: bool | None = None
@@ -70,6 +74,7 @@ class OverlapFlags:
     offload: bool = False
     offload_layers: int = 0
     narrow_reduction: bool = False
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +139,15 @@ class RefusedRow:
     """A row that is no run: a cell is not what it must be, or its id is missing or another row's.
 
     Attributes:
-        id: empty where it has none, or another row's.
+        id: its own, with the number of the row where it has none or another row's.
+        is_run: its id is its own, so that it counts as a run that is declined.
         error: names column, value, rule and fix.
         values: the cells.
     """
 
     id: str
     error: SpecError
+    is_run: bool
     values: dict[str, str]
 
     @property
@@ -193,11 +200,11 @@ def read_measured(path: Path) -> MeasuredTable:
     seen: set[str] = set()
     for number, row in enumerate(table, start=2):
         cells = row.cells
-        where, name = f"{path.name}: row {number}", cells["id"]
+        where, name, is_run = f"{path.name}: row {number}", cells["id"], True
         try:
             if not name.strip() or name in seen:
                 rule = "appears twice" if name in seen else "must be there"
-                name = ""
+                name, is_run = f"{name.strip()} (row {number})".strip(), False
                 raise SpecError(f"{where}: id", cells["id"] or "(empty)", rule, "give each row its own id")
             seen.add(name)
             row.check(where=f"{where} ({name})")
@@ -205,7 +212,7 @@ def read_measured(path: Path) -> MeasuredTable:
         except SpecError as error:
             if not rows and len(refused) + 1 == len(table):
                 raise
-            refused.append(RefusedRow(id=name, error=error, values=cells))
+            refused.append(RefusedRow(id=name, error=error, is_run=is_run, values=cells))
     return MeasuredTable(rows=rows, refused=refused)
 
 
@@ -220,15 +227,16 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         text = cells.get(name, "").strip()
         if not text:
             return default
-        if not re.fullmatch(r"\d{1,12}(\.0)?", text, re.ASCII):
+        value = float(text) if re.fullmatch(r"\d{1,12}(\.\d{0,6})?([eE]\+?\d{1,2})?", text, re.ASCII) else math.nan
+        if not (value < LARGEST_COUNT and value.is_integer()):
             raise SpecError(f"{where}: {name}", text, "must be a whole number", "correct the cell")
-        return int(float(text))
+        return int(value)
 
     def flag(name: str) -> bool | None:
         text = cells.get(name, "").strip().lower()
-        if text not in ("", "true", "false"):
+        if text not in ("", *_YES, *_NO):
             raise SpecError(f"{where}: {name}", cells[name], "must be True, False or empty", "correct the cell")
-        return None if text == "" else text == "true"
+        return None if text == "" else text in _YES
 
     extra, notes = cells.get("attn_extra", ""), cells.get("notes", "")
 
@@ -281,7 +289,10 @@ def parse_row(cells: dict[str, str], *, where: str, folder: Path = Path()) -> Me
         global_batch=global_batch,
         precision=normal_precision(cells["precision"]),
         attention=normal_attention(cells.get("flash_attention", "")),
-        overlap=normal_overlap(cells.get("overlap_flags", "")),
+        overlap=replace(
+            normal_overlap(cells.get("overlap_flags", "")),
+            schedule=normal_schedule(f"{cells.get('overlap_flags', '')}; {notes}"),
+        ),
         extra=extra,
         lora_rank=int(found[1])
         if (found := re.search(r"\blora r(\d+)", cells.get("model_name", "").lower()))
@@ -440,6 +451,21 @@ def normal_overlap(text: str) -> OverlapFlags:
         offload_layers=int(found[1]) if (found := re.search(r"act cpu offload (\d+) layers", words)) else 0,
         narrow_reduction="mode pure" in words,
     )
+
+
+def normal_schedule(text: str) -> str | None:
+    """The schedule that flags or notes name, as `schedule=NAME` or as a word of its own; None where none is named."""
+    words = text.lower()
+    if found := re.search(r"\bschedule\s*[=:]\s*([a-z0-9-]+)", words):
+        return _SCHEDULE_WORDS.get(found[1], found[1])
+    return next((ours for word, ours in _SCHEDULE_WORDS.items() if re.search(rf"\b{word}\b", words)), None)
+
+
+_SCHEDULE_WORDS = {
+    "dualpipe-v": "dualpipev", "dualpipev": "dualpipev", "dualpipe": "dualpipe", "zbv": "zbv", "zb-v": "zbv",
+    "zb-h1": "zb-h1", "zbh1": "zb-h1", "gpipe": "gpipe",
+}  # fmt: skip
+"""Names of schedules that Megatron does not run by itself, as papers spell them."""
 
 
 def _graphs(words: str) -> bool | None:

@@ -118,10 +118,9 @@ def validate_steps(
     for row in rows:
         if text := _doubt(row, results[row.id].get("step_time_s")):
             progress(f"doubtful: {measured.name}: {row.id}: {text}")
-    named = [row for row in table.refused if row.id]
-    results |= {row.id: {"id": row.id, "reason": row.reason} for row in named}
-    every: list[MeasuredRow | RefusedRow] = [*rows, *named]
-    _write_table(out, [results[row.id] for row in every])
+    results |= {row.id: {"id": row.id, "reason": row.reason} for row in table.refused}
+    _write_table(out, [results[name] for name in (*(row.id for row in rows), *(row.id for row in table.refused))])
+    every: list[MeasuredRow | RefusedRow] = [*rows, *(row for row in table.refused if row.is_run)]
     partial.unlink(missing_ok=True)
     return score(outcomes_of(every, results))
 

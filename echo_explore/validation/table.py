@@ -56,6 +56,10 @@ def read_table(path: Path) -> list[TableRow]:
         names, *rows = [line for line in csv.reader(io.StringIO(text, newline="")) if line] or [[]]
     finally:
         csv.field_size_limit(limit)
+    if len(names) == 1 and (found := next((mark for mark in ";\t|" if names[0].count(mark) > 1), "")):
+        rule = "separates the cells, where it must be a comma"
+        raise SpecError(f"{path.name}: separator", repr(found), rule, "save the table as CSV with commas")
+    rows = [row for row in rows if any(cell.strip() for cell in row)]  # spreadsheets end in lines of commas
     if not rows:
         raise SpecError("file", str(path), "has no rows", "give a table with a header and at least one row")
     twice = [name for number, name in enumerate(names) if name and name in names[:number]]

@@ -296,6 +296,24 @@ def test_exchanges_of_experts_run_beside_another_micro_batch() -> None:
         assert steps[1] == pytest.approx(5.0 + 7.5 + 10.0 * (m - 1))
 
 
+def test_dualpipe_hides_exchanges_of_experts_in_its_pairs() -> None:
+    """Two more micro-batches are two more pairs on every stage: 10 s each of kernels, or 12.5 s with exchanges."""
+    forward = [("gemm", 2.0), ("exchange", 1.0), ("gemm", 2.0)]
+    backward = [("gemm", 2.0), ("exchange", 1.5), ("gemm", 2.0)]
+    for overlaps, pair_s in ((False, 12.5), (True, 10.0)):
+        steps = [
+            simulate_step(
+                equal_stages_job(
+                    num_stages=4, num_micro_batches=m, num_chunks=2, forward=forward, backward=backward,
+                    weight=[("gemm", 2.0)], schedule="dualpipe", overlap_exchanges=overlaps,
+                ),
+                interference=NONE, fidelity="kernel",
+            ).step_time_s
+            for m in (20, 30)
+        ]  # fmt: skip
+        assert steps[1] - steps[0] == pytest.approx(10 * pair_s)
+
+
 def test_an_exchange_longer_than_what_hides_it_shows() -> None:
     forward = [("gemm", 1.0), ("exchange", 9.0), ("gemm", 1.0)]
     backward = [("gemm", 0.5), ("exchange", 0.25), ("gemm", 0.5)]

@@ -141,6 +141,18 @@ def test_parameters_gathered_once_a_step_are_those_of_a_distributed_optimizer() 
     assert "memory counts gradients and parameters whole" in assumed_of(row(**cells), candidate)
 
 
+def test_a_row_may_name_dualpipe_which_hides_exchanges_of_experts() -> None:
+    cells = {"framework": "hai-llm", "gpu": "H800", "num_gpus": "64", "tp": "1", "pp": "4", "dp": "16", "ep": "16"}
+    cells |= {"moe_experts": "16", "moe_topk": "2", "moe_ffn_hidden": "1024", "activation": "swiglu"}
+    cells |= {"num_heads": "32", "global_batch": "256", "notes": "DualPipe"}
+    candidate = mapped(**cells)
+    assert (candidate.recipe.schedule, candidate.layout.virtual_pipeline) == ("dualpipe", 2)
+    assert candidate.overlaps_exchanges
+    assert mapped(**cells, overlap_flags="dispatcher deepep").overlaps_exchanges
+    assert not mapped(**(cells | {"pp": "1", "dp": "64"})).overlaps_exchanges
+    assert "schedule" in declined(**(cells | {"notes": "schedule=mine"}))
+
+
 def test_rules_name_shipped_files() -> None:
     assert {rule.cluster for rule in CLUSTER_RULES} <= set(list_data_files("clusters"))
     assert {rule.stack for rule in STACK_RULES if rule.stack} <= set(list_data_files("stacks"))

@@ -14,6 +14,7 @@ from echo_explore.validation.rows import (
     normal_overlap,
     normal_precision,
     normal_recompute,
+    normal_schedule,
     normal_sharding,
     normal_tied,
     read_measured,
@@ -232,6 +233,49 @@ def test_a_broken_line_costs_its_own_row_only(tmp_path: Path) -> None:
     assert more.startswith("m.csv: row 4 (run-2): cells = '9, text': are more than the header has; fix: ")
     assert quote.startswith("m.csv: row 6 (run-4): model_name = 'GPT,32,")
     assert "has a quote that is not closed: 2 lines behind it are in this cell; fix: close the quote" in quote
+
+
+def test_lines_of_commas_are_no_rows(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "m.csv", [{}, {}])
+    path.write_text(path.read_text() + "," * 14 + "\n" + " ,," + "\n")
+    table = read_measured(path)
+    assert (len(table.rows), table.refused) == (2, [])
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_another_separator_is_named(tmp_path: Path, mark: str) -> None:
+    path = write_table(tmp_path / "m.csv", [{}])
+    path.write_text(path.read_text().replace(",", mark))
+    with pytest.raises(
+        SpecError, match=r"m\.csv: separator = .*: separates the cells, where it must be a comma; fix: "
+    ):
+        read_rows(path)
+
+
+def test_counts_with_exponents_and_flags_of_0_and_1(tmp_path: Path) -> None:
+    cells = {"num_layers": "1e2", "hidden_size": "4.096e3", "sequence_parallel": "1", "distributed_optimizer": "0"}
+    found = read_rows(write_table(tmp_path / "m.csv", [cells]))[0]
+    assert (found.num_layers, found.hidden_size) == (100, 4096)
+    assert (found.sequence_parallel, found.distributed_optimizer) == (True, False)
+    for wrong in ("1e-2", "1.5", "1e99", "12 layers"):
+        with pytest.raises(SpecError, match="must be a whole number"):
+            read_rows(write_table(tmp_path / "m.csv", [{"num_layers": wrong}]))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("schedule=dualpipe; moe_a2a_overlap", "dualpipe"),
+        ("bidirectional DualPipe", "dualpipe"),
+        ("DualPipe-V", "dualpipev"),
+        ("schedule: ZBV", "zbv"),
+        ("schedule=mine", "mine"),
+        ("overlap-grad-reduce", None),
+        ("", None),
+    ],
+)
+def test_schedule(text: str, name: str | None) -> None:
+    assert normal_schedule(text) == name
 
 
 def test_a_cell_may_hold_lines_and_an_index_column_no_name(tmp_path: Path) -> None:

@@ -228,7 +228,9 @@ def test_rows_that_are_no_runs_are_declined_and_the_others_go_on(tmp_path: Path)
     out, told = tmp_path / "p.csv", list[str]()
     scores = validate_steps(write_table(tmp_path / "m.csv", cells), out, constant, progress=told.append)
     rows = {row["id"]: row for row in read(out)}
-    assert sorted(rows) == ["run-0", "run-1", "run-2", "run-3", "run-4", "run-5", "run-6", "run-9"]
+    own = ["run-0", "run-1", "run-2", "run-3", "run-4", "run-5", "run-6", "run-9"]
+    assert sorted(rows) == ["(row 10)", "run-0", "run-0 (row 9)", *own[1:]]
+    assert "id = 'run-0': appears twice" in rows["run-0 (row 9)"]["reason"]
     assert [row["id"] for row in rows.values() if row["step_time_s"]] == ["run-0", "run-9"]
     assert "run-1: step_time_s = '500 ms': must be a positive number of seconds or empty" in rows["run-1"]["reason"]
     assert "run-2: num_gpus = '8 GPUs': must be a whole number" in rows["run-2"]["reason"]

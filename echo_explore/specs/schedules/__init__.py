@@ -1,6 +1,13 @@
 """Pipeline schedules as data: an order of passes for every stage, by name or from a file."""
 
-from echo_explore.specs.schedules.build import SCHEDULES, build_schedule, check_shape, num_copies, posts_receives
+from echo_explore.specs.schedules.build import (
+    SCHEDULES,
+    build_schedule,
+    check_shape,
+    num_ahead,
+    num_copies,
+    posts_receives,
+)
 from echo_explore.specs.schedules.checks import check_orders
 from echo_explore.specs.schedules.file import parse_orders, read_orders
 from echo_explore.specs.schedules.megatron import num_warm_up_forwards
@@ -18,6 +25,7 @@ __all__ = [
     "chunks_of_stage",
     "default_schedule",
     "is_v_shaped",
+    "num_ahead",
     "num_copies",
     "num_warm_up_forwards",
     "parse_orders",

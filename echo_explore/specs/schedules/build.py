@@ -84,6 +84,15 @@ def posts_receives(name: str) -> bool:
     return name == CUSTOM or SCHEDULES[name].posts_receives
 
 
+def num_ahead(name: str, *, overlap_exchanges: bool) -> int:
+    """Forwards that the schedule runs ahead where exchanges of experts run beside another micro-batch.
+
+    Megatron's schedules need one, so that a forward and the backward behind it are of different micro-batches; DualPipe
+    is made of such pairs.
+    """
+    return int(overlap_exchanges and name in ("no-pipelining", "interleaved"))
+
+
 def num_copies(name: str) -> int:
     """Copies of the model on one pipeline under the schedule of that name, see `PipelineSchedule`."""
     return 1 if name == CUSTOM else SCHEDULES[name].num_copies
