@@ -59,6 +59,15 @@ CLUSTER_RULES = (
     ),
     ClusterRule(
         gpu=_A100_80,
+        fabric=r"^HDR InfiniBand",
+        cluster="a100-80gb-hdr",
+        node={"num_nics": 4},
+        # Approximation: hosts of eight A100 have up to 8 cards (Jean Zay and vTrain 4, DGX 8); of 1, 2, 4 and 8 the
+        # second most is taken, as those two have; a run with another count is off by its transfers between hosts.
+        why="HDR without a count of cards (arXiv 2311.05610, 2023): four, between the one and the eight of such hosts",
+    ),
+    ClusterRule(
+        gpu=_A100_80,
         fabric=r"RoCE",
         cluster="a100-80gb-hdr",
         network=_ROCE,

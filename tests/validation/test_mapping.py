@@ -165,6 +165,7 @@ def test_rules_name_shipped_files() -> None:
     [
         ({}, "a100-80gb-hdr"),
         ({"inter_node_fabric": "8x200Gb/s HDR IB per node"}, "a100-80gb-hdr"),
+        ({"inter_node_fabric": "HDR InfiniBand (per paper)"}, "a100-80gb-hdr (num_nics=4)"),
         ({"inter_node_fabric": "4x100Gb/s Omni-Path per node"},
          "a100-80gb-hdr (num_nics=4, nic_bandwidth_bytes_per_s=1.25e+10)"),
         ({"gpu": "A100-40GB-SXM", "inter_node_fabric": "1600 Gb/s per node RoCE"}, "a100-40gb-hdr (kind=roce)"),
