@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from echo_explore.search.ports import TrialRecord
 
-TIE_LOG = 0.151
+TIE_LOG = 0.146
 """80 % quantile of |log(p1/m1) - log(p2/m2)| over all pairs inside 36 groups of one workload (285 measured runs that
-differ by layout alone; scripts/accuracy_report.py, MODEL_VERSION 4, 2026-12-01). Layouts whose predictions differ by
+differ by layout alone; scripts/accuracy_report.py, MODEL_VERSION 5, 2026-12-01). Layouts whose predictions differ by
 less are tied at that level."""
 
 
