@@ -199,6 +199,7 @@ def main() -> None:
             request = requests.get()
             _answers[:] = [Path(request["arguments"]["path"]).parent] if "path" in request["arguments"] else []
             wire.send(answers, _answer(request))
+            _answers.clear()  # it is the caller's from here on
         except wire.Closed:
             _leave()
 

@@ -62,7 +62,7 @@ NOBODY = 65534
         ({"fidelity": "fine"}, "fidelity = 'fine': must be kernel or block"),
         ({"what_if": "tensr=0"}, "what-if = 'tensr=0': unknown name 'tensr'; fix: did you mean tensor, "),
         ({"what_if": "bandwith=2x"}, "unknown name 'bandwith'; fix: did you mean bandwidth, nic_bandwidth, link_bandw"),
-        ({"what_if": "gpu=h10"}, "cluster = 'h10': is not a known cluster; fix: did you mean h100-ndr"),
+        ({"what_if": "gpu=h10"}, "what-if = 'gpu=h10': 'h10' is not a known cluster; fix: did you mean h100-ndr"),
         (
             {"what_if": "overlap=much"},
             "what-if = 'overlap=much': the value must be perfect; fix: write overlap=perfect",
