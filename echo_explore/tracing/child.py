@@ -143,7 +143,16 @@ OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+def leave_deleted_folder() -> None:
+    """Go to the temporary folder if the working directory was deleted: frameworks ask for its name, and would raise."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir(tempfile.gettempdir())
+
+
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    leave_deleted_folder()
     try:
         return {"id": request["id"], "ok": OPERATIONS[request["operation"]](request["arguments"])}
     except MissingExtra as error:

@@ -69,7 +69,7 @@ def lp_max_min(shares: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spread", ["hash", "spray"])
-@pytest.mark.parametrize("pattern", ["incast", "permutation", "ring", "mixed"])
+@pytest.mark.parametrize("pattern", ["incast", pytest.param("permutation", marks=pytest.mark.slow), "ring", "mixed"])
 def test_rates_are_the_max_min_optimum_of_a_linear_program(pattern: str, spread: Spread) -> None:
     rng = np.random.default_rng(3)
     devices = rng.choice(64, 12, replace=False)

@@ -136,6 +136,7 @@ def test_above_the_limit_the_shortest_kernels_are_left_out_and_it_is_said(tmp_pa
         assert annotations(parsed(written.path))["num_spans_left_out"] == len(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t.json", "t.pftrace"])
 def test_a_file_is_written_bit_by_bit(tmp_path: Path, name: str) -> None:
     """Memory stays near the size of the file; all events as values took six times that."""

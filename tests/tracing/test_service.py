@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from echo_explore.core import MissingExtra, TraceError
-from echo_explore.tracing import TraceService, guard, wire
+from echo_explore.tracing import TraceService, child, guard, wire
 from echo_explore.tracing import service as service_module
 from tests.tracing.models import request
 
@@ -48,6 +48,17 @@ def test_a_dead_child_is_replaced(service: TraceService) -> None:
     assert service.child_pid is not None
     os.kill(service.child_pid, signal.SIGKILL)
     assert service.schedule_order(1, 1, 1, 0) == [("forward", 0, 0), ("backward", 0, 0)]
+
+
+def test_a_deleted_working_directory_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        Path.cwd()
+    child.leave_deleted_folder()
+    assert Path.cwd().is_dir()
 
 
 def test_threads_share_a_service(service: TraceService) -> None:
