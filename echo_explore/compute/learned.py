@@ -66,7 +66,8 @@ LIKE: Mapping[str, tuple[str, ...]] = {
 (NVIDIA data sheets: A100 2021, H100 2023, GH200 2023, HGX B300 2025, V100 2020; H800: arXiv 2505.09343, section 4)."""
 LARGEST_BATCH = 64.0
 """Products of larger batches in 16 bits take no longer than parts of so many in turn; the tables have single ones, so
-that the networks know large batches least (2026-12-01)."""
+that the networks know large batches least (2026-12-01). A judgement: 64 was chosen after its time, times 8, was seen to
+lie within the tolerance of a published batch of 512 (tests/compute/test_learned.py)."""
 LIKE_SIGMA_LOG = 0.05
 """Uncertainty of borrowing so: cards of one GPU differ by that much between tables (A100 and H100, 2026-11-30)."""
 

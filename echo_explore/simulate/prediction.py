@@ -11,8 +11,8 @@ INTERVAL_LEVEL = 0.8
 """Probability with which the measured step time should lie inside the interval."""
 UNSEEN_SIGMA_LOG = 0.06
 """What residuals of parts do not show: versions of kernels and libraries, stragglers, host work that overlaps nothing.
-The spread that measured steps keep beyond their parts (docs/accuracy.md, MODEL_VERSION 4, 2026-12-01): 82 % of 582
-lie inside."""
+The spread that measured steps keep beyond their parts (docs/accuracy.md; chosen under MODEL_VERSION 4, 2026-12-01):
+79 % of 582 lie inside under MODEL_VERSION 5."""
 _NORMAL_QUANTILE = 1.2815515655446004
 """Standard normal quantile of (1 + INTERVAL_LEVEL) / 2 [scipy.stats.norm.ppf(0.9), 2026-11-30]."""
 

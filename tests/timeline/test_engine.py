@@ -93,6 +93,21 @@ def test_a_program_in_which_nothing_slows_anything_needs_no_events(
     np.testing.assert_array_equal(times.end_s, python.end_s)
 
 
+def of_one_rank(ops: Ops) -> Program:
+    """The program of these ops, in their order."""
+    num = ops.num_ops
+    return Program(
+        ops=ops,
+        rank=np.zeros(num, dtype=np.int64),
+        peer=np.full(num, -1),
+        order=np.arange(num, dtype=np.float64),
+        group=np.full(num, -1),
+        source=np.full(num, -1),
+        copy=np.full(num, -1),
+        num_ranks=1,
+    )
+
+
 def test_kernels_and_collectives_that_take_turns_need_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel, a collective, a kernel of 1 s each; only beside each other they would slow each other."""
 
@@ -103,16 +118,7 @@ def test_kernels_and_collectives_that_take_turns_need_no_events(monkeypatch: pyt
     ops.duration_s[:] = 1.0
     ops.stream[1], ops.traffic_class[1], ops.kernel_class[[0, 2]] = Stream.TENSOR, 1, 1
     ops = replace(ops, edge_source=np.array([0, 1]), edge_target=np.array([1, 2]))
-    one = Program(
-        ops=ops,
-        rank=np.zeros(3, dtype=np.int64),
-        peer=np.full(3, -1),
-        order=np.arange(3, dtype=np.float64),
-        group=np.full(3, -1),
-        source=np.full(3, -1),
-        copy=np.full(3, -1),
-        num_ranks=1,
-    )
+    one = of_one_rank(ops)
     monkeypatch.setattr(program, "run_events", refuse)
     assert run_program(one, pairs(2.0, 2.0)).end_s.tolist() == [1.0, 2.0, 3.0]
     beside = replace(one, ops=replace(ops, edge_source=ops.edge_source[:1], edge_target=ops.edge_target[:1]))
@@ -206,16 +212,7 @@ def test_two_collectives_add_their_slowdown() -> None:
     ops.kernel_class[0] = 1
     ops.traffic_class[1:] = [1, 2]
     ops.duration_s[:] = [1.0, 10.0, 10.0]
-    one = Program(
-        ops=ops,
-        rank=np.zeros(3, dtype=np.int64),
-        peer=np.full(3, -1),
-        order=np.arange(3, dtype=np.float64),
-        group=np.full(3, -1),
-        source=np.full(3, -1),
-        copy=np.full(3, -1),
-        num_ranks=1,
-    )
+    one = of_one_rank(ops)
     table = pairs(1.0, 1.0)
     table.compute[1, 1], table.compute[1, 2], table.collective[1, 1] = 1.5, 1.25, 2.0
     times = run_program(one, table)
